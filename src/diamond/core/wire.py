@@ -1,0 +1,123 @@
+"""Messages between an agent and the server. Decoded leniently on both sides, so versions may differ.
+
+The agent asks "what should be?" (`DesiredState`) and says "what is" (`Report`). Every message may be lost,
+repeated or arrive late without harm: orders are states, not commands; job reports only advance; stream
+bytes carry offsets.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+
+from diamond.core.endpoints import EndpointFacts, EndpointUsage
+from diamond.core.reasons import Reason
+from diamond.core.states import Desired, JobState
+from diamond.core.tasks import Output, TaskSpec
+
+PROTOCOL = 1
+STREAMS = ("log", "metrics", "util")
+MAX_REPORT_STREAM_BYTES = 4 * 1024 * 1024  # raw bytes of all chunks of one report together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """Agent -> server, once per start and after every change of facts. POST /api/v1/agent/hello"""
+
+    facts: EndpointFacts
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """`epoch` names this life of the database; it changes when a backup is restored."""
+
+    endpoint_id: str
+    endpoint_name: str
+    epoch: str
+    server_version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOrder:
+    """What should be of one job. `received` says how many bytes of each stream the server holds."""
+
+    job_id: str
+    task_id: str
+    task_name: str
+    attempt: int
+    desired: Desired
+    spec: TaskSpec
+    time_limit_s: int | None = None
+    received: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DesiredState:
+    """Server -> agent. GET /api/v1/agent/desired?epoch=…&since=REVISION&wait_s=25
+
+    Orders that changed after `since`; with since=0 (or another epoch) every job of this endpoint that is not final
+    (`full`). The next poll passes `revision`.
+    """
+
+    epoch: str
+    revision: int
+    full: bool
+    orders: tuple[JobOrder, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """What is, of one job. A final state is sent only after all stream bytes and outputs were received."""
+
+    job_id: str
+    state: JobState
+    reason: Reason | None = None
+    detail: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    scheduler_id: str | None = None
+    hosts: tuple[str, ...] = ()
+    run_dir: str = ""
+    pending_reason: str = ""
+    queued_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamChunk:
+    """Bytes of one stream from `offset` on, base64."""
+
+    job_id: str
+    stream: str
+    offset: int
+    data: str
+
+    @staticmethod
+    def of(job_id: str, stream: str, offset: int, raw: bytes) -> StreamChunk:
+        return StreamChunk(job_id=job_id, stream=stream, offset=offset, data=base64.b64encode(raw).decode("ascii"))
+
+    def raw(self) -> bytes:
+        return base64.b64decode(self.data, validate=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Agent -> server. POST /api/v1/agent/reports. Streams are stored before states are believed."""
+
+    epoch: str
+    jobs: tuple[JobReport, ...] = ()
+    streams: tuple[StreamChunk, ...] = ()
+    usage: EndpointUsage | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportAck:
+    """What the server now holds. The agent forgets a job once its final state appears in `states`."""
+
+    epoch: str
+    states: dict[str, JobState] = field(default_factory=dict)
+    received: dict[str, dict[str, int]] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()  # jobs the server does not have for this endpoint
