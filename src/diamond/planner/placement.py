@@ -1,0 +1,149 @@
+"""Which endpoint a task goes to, and why. Pure: the same snapshot always gives the same answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from diamond.core.durations import format_duration
+from diamond.core.endpoints import EndpointFacts, EndpointUsage
+from diamond.core.tasks import TaskSpec
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An endpoint as the planner sees it. `facts` is None until its agent has spoken once."""
+
+    name: str
+    online: bool
+    facts: EndpointFacts | None
+    usage: EndpointUsage | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacle:
+    """Why a task cannot run at an endpoint, and which field of the spec to change."""
+
+    field: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """`endpoint` is None when nothing fits (then every candidate has an obstacle) or nothing is known yet."""
+
+    endpoint: str | None
+    why: tuple[str, ...] = ()
+    obstacles: dict[str, Obstacle] = field(default_factory=dict)  # by endpoint name
+    undecided: tuple[str, ...] = ()  # endpoints whose agent has never connected
+
+
+def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
+    """Choose among the endpoints that can run the task: online first, then free now, then the shortest queue."""
+    obstacles: dict[str, Obstacle] = {}
+    undecided: list[str] = []
+    fitting: list[Candidate] = []
+    for candidate in candidates:
+        if spec.resources.infra is not None and candidate.name != spec.resources.infra:
+            obstacles[candidate.name] = Obstacle(field="resources.infra", text="the task names another endpoint")
+        elif candidate.facts is None:
+            undecided.append(candidate.name)
+        elif obstacle := find_obstacle(spec, candidate.facts):
+            obstacles[candidate.name] = obstacle
+        else:
+            fitting.append(candidate)
+    if not fitting:
+        return Placement(endpoint=None, obstacles=obstacles, undecided=tuple(undecided))
+    best = min(fitting, key=lambda c: _rank(spec, c))
+    return Placement(
+        endpoint=best.name,
+        why=_explain(spec, best, fitting),
+        obstacles=obstacles,
+        undecided=tuple(undecided),
+    )
+
+
+def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
+    """The first thing that makes the task impossible there, whatever else is running."""
+    need = spec.resources
+    if spec.num_nodes > facts.nodes:
+        return Obstacle(
+            field="num_nodes", text=f"it has {_plural(facts.nodes, 'node')}, the task asks for {spec.num_nodes}"
+        )
+    if need.cpus_min > facts.cpus_per_node:
+        return Obstacle(
+            field="resources.cpus", text=f"its nodes have {facts.cpus_per_node} cores, the task asks for {need.cpus}"
+        )
+    if facts.mem_bytes_per_node and need.mem_bytes_min > facts.mem_bytes_per_node:
+        have = facts.mem_bytes_per_node / _GIB
+        return Obstacle(
+            field="resources.memory", text=f"its nodes have {have:.1f} GiB of memory, the task asks for {need.memory}"
+        )
+    if need.gpus > gpus_of_type(facts, need.gpu_type):
+        return Obstacle(field="resources.accelerators", text=_gpu_shortage(facts, need.accelerators or ""))
+    if need.image_id and not facts.runtimes:
+        return Obstacle(field="resources.image_id", text="it has no container runtime")
+    if facts.max_walltime_s and spec.max_duration and spec.max_duration > facts.max_walltime_s:
+        limit = format_duration(facts.max_walltime_s)
+        return Obstacle(
+            field="max_duration",
+            text=f"it runs jobs for at most {limit}, the task asks for {format_duration(spec.max_duration)}",
+        )
+    return None
+
+
+def gpus_of_type(facts: EndpointFacts, wanted: str | None) -> int:
+    """How many GPUs a node has that answer to the name asked for (any, when none was named)."""
+    return sum(gpu.count for gpu in facts.gpus_per_node if wanted is None or is_gpu_model(gpu.model, wanted))
+
+
+def is_gpu_model(model: str, wanted: str) -> bool:
+    """``H100`` names an "NVIDIA H100 80GB HBM3"; ``A100-80GB`` names an "NVIDIA A100-SXM4-80GB"."""
+    have = set(re.split(r"[\s_/-]+", model.lower()))
+    return set(re.split(r"[\s_/-]+", wanted.lower())) <= have
+
+
+def _gpu_shortage(facts: EndpointFacts, asked: str) -> str:
+    have = ", ".join(f"{gpu.model}:{gpu.count}" for gpu in facts.gpus_per_node) or "no GPUs"
+    return f"its nodes have {have}, the task asks for {asked}"
+
+
+def _rank(spec: TaskSpec, candidate: Candidate) -> tuple[bool, bool, int, str]:
+    queued = candidate.usage.jobs_queued if candidate.usage else 0
+    return (not candidate.online, not _free_now(spec, candidate), queued, candidate.name)
+
+
+def _free_now(spec: TaskSpec, candidate: Candidate) -> bool:
+    facts, usage = candidate.facts, candidate.usage
+    if facts is None or usage is None:
+        return facts is not None
+    free_cpus = facts.nodes * facts.cpus_per_node - usage.cpus_used
+    total_gpus = sum(gpu.count for gpu in facts.gpus_per_node) * facts.nodes
+    free_gpus = total_gpus - sum(usage.gpus_used.values())
+    return free_cpus >= spec.resources.cpus_min * spec.num_nodes and free_gpus >= spec.resources.gpus * spec.num_nodes
+
+
+def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate]) -> tuple[str, ...]:
+    why = []
+    if spec.resources.infra is not None:
+        why.append(f"the task asks for {best.name} (resources.infra)")
+    elif len(fitting) == 1:
+        why.append(f"{best.name} is the only endpoint that can run it")
+    else:
+        why.append(f"{best.name} is the best of {len(fitting)} endpoints that can run it")
+    why.append("its agent is online" if best.online else "its agent is offline now: the task waits until it returns")
+    if best.online:
+        why.append("enough is free right now" if _free_now(spec, best) else _queue_text(best))
+    return tuple(why)
+
+
+def _queue_text(candidate: Candidate) -> str:
+    queued = candidate.usage.jobs_queued if candidate.usage else 0
+    return f"it is busy: {_plural(queued, 'job')} in its queue"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

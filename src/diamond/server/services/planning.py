@@ -1,0 +1,221 @@
+"""Turning what is wanted into jobs: snapshot the endpoints, ask the planner, write the job with its desired state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, undefer
+
+from diamond.core.codec import decode, encode
+from diamond.core.endpoints import ONLINE_WITHIN_S, EndpointFacts, EndpointUsage
+from diamond.core.errors import InvalidInput
+from diamond.core.ids import new_id
+from diamond.core.reasons import Reason
+from diamond.core.scripts import ScriptPlan, job_envs, job_script
+from diamond.core.states import Desired, JobState, TaskState
+from diamond.core.tasks import TaskSpec
+from diamond.planner.placement import Candidate, Placement, place
+from diamond.server.services import lifecycle
+from diamond.server.services.context import Context
+from diamond.server.store.models import EndpointRow, JobRow, TaskRow
+
+_BATCH = 200
+_LOOK_AGAIN_S = 30.0
+
+
+def place_task(
+    ctx: Context, session: Session, task: TaskRow, spec: TaskSpec, *, refuse_impossible: bool = False
+) -> list[str]:
+    """Give the task a job if an endpoint can run it; returns the hub topics to wake after the commit.
+
+    Raises:
+        InvalidInput: with `refuse_impossible`, when no known endpoint could ever run it.
+    """
+    rows = _endpoints(session)
+    placement = place(spec, [_candidate(ctx, row) for row in rows])
+    if placement.endpoint is None:
+        if refuse_impossible:
+            _refuse(spec, placement)
+        task.pending_reason = _waiting_text(spec, placement)
+        return [f"task:{task.id}", "events"]
+    endpoint = next(row for row in rows if row.name == placement.endpoint)
+    limit_s = _time_left(session, task, spec)
+    if limit_s is not None and limit_s <= 0:
+        detail = "earlier attempts used up max_duration"
+        lifecycle.end_task(session, task, ctx.clock(), reason=Reason.TIME_LIMIT, detail=detail)
+        return [f"task:{task.id}", "events"]
+    _add_job(ctx, session, task, endpoint, limit_s)
+    return [f"task:{task.id}", f"endpoint:{endpoint.id}", "events"]
+
+
+def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRow, limit_s: int | None) -> None:
+    now = ctx.clock()
+    revision = next_revision(session, endpoint.id)
+    task.attempt += 1
+    task.endpoint_id = endpoint.id
+    task.next_attempt_at = None
+    task.pending_reason = ""
+    session.flush()
+    session.add(
+        JobRow(
+            id=new_id("job"),
+            task_id=task.id,
+            endpoint_id=endpoint.id,
+            attempt=task.attempt,
+            state=JobState.PLANNED.value,
+            desired=Desired.RUN.value,
+            revision=revision,
+            time_limit_s=limit_s,
+            created_at=now,
+            hosts=[],
+        )
+    )
+    lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
+
+
+def next_revision(session: Session, endpoint_id: str) -> int:
+    """The endpoint's next desired-state number; its row stays locked until the commit, so they appear in order."""
+    bump = sa.update(EndpointRow).where(EndpointRow.id == endpoint_id).values(revision=EndpointRow.revision + 1)
+    return session.execute(
+        bump.returning(EndpointRow.revision), execution_options={"synchronize_session": False}
+    ).scalar_one()
+
+
+def run_due(ctx: Context) -> float | None:
+    """Place every pending task that is due; returns when to look again (None: when something changes)."""
+    now = ctx.clock()
+    with ctx.db.read() as session:
+        pending = sa.select(TaskRow.id, TaskRow.next_attempt_at).where(TaskRow.state == TaskState.PENDING.value)
+        rows = session.execute(pending.order_by(TaskRow.priority.desc(), TaskRow.id)).all()
+    due = [task_id for task_id, at in rows if at is None or at <= now]
+    left = 0
+    for start in range(0, len(due), _BATCH):
+        batch = due[start : start + _BATCH]
+        with ctx.db.write() as session:
+            topics, placed = _place_batch(ctx, session, batch)
+        left += len(batch) - placed
+        ctx.hub.notify(*topics)
+    later = [at for _, at in rows if at is not None and at > now]
+    # Due already but not placeable: something must change first; look now and then all the same.
+    return min(later + ([now + _LOOK_AGAIN_S] if left else []), default=None)
+
+
+def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[list[str], int]:
+    _endpoints(session, lock=True)
+    rows = session.scalars(
+        sa.select(TaskRow)
+        .where(TaskRow.id.in_(task_ids), TaskRow.state == TaskState.PENDING.value)
+        .order_by(TaskRow.priority.desc(), TaskRow.id)
+        .options(undefer(TaskRow.spec))
+        .with_for_update(skip_locked=True)
+    ).all()
+    topics: set[str] = set()
+    placed = 0
+    for task in rows:
+        reason_before = task.pending_reason
+        woken = place_task(ctx, session, task, decode(TaskSpec, task.spec))
+        placed += task.state != TaskState.PENDING.value
+        if task.state != TaskState.PENDING.value or task.pending_reason != reason_before:
+            topics.update(woken)
+    return sorted(topics), placed
+
+
+def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
+    """The dry run: where it would go and why, and exactly what would run there."""
+    rows = _endpoints(session)
+    placement = place(spec, [_candidate(ctx, row) for row in rows])
+    if placement.endpoint is None:
+        _refuse(spec, placement)
+    chosen = next((row for row in rows if row.name == placement.endpoint), None)
+    facts = decode(EndpointFacts, chosen.facts) if chosen and chosen.facts else None
+    run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
+    script = job_script(
+        ScriptPlan(
+            job_id="JOB_ID",
+            run_dir=f"{run_root}/JOB_ID",
+            ranks_per_node=spec.ranks_per_node,
+            has_setup=bool(spec.setup),
+        )
+    )
+    files = {"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {})
+    envs = job_envs(
+        task_id="TASK_ID",
+        task_name=spec.name or "",
+        job_id="JOB_ID",
+        attempt=1,
+        num_nodes=spec.num_nodes,
+        user_envs=spec.envs,
+    )
+    return {
+        "spec": encode(spec),
+        "endpoint": placement.endpoint,
+        "why": list(placement.why) or [_waiting_text(spec, placement)],
+        "others": {name: obstacle.text for name, obstacle in placement.obstacles.items()},
+        "script": script,
+        "files": files,
+        "envs": envs,
+        "time_limit_s": spec.max_duration,
+    }
+
+
+def _refuse(spec: TaskSpec, placement: Placement) -> None:
+    """Say no at once to what no known endpoint can ever do; wait only for what may still become possible."""
+    infra = spec.resources.infra
+    known = sorted([*placement.obstacles, *placement.undecided])
+    if infra is not None and infra not in known:
+        raise InvalidInput(
+            f"there is no endpoint {infra[:60]!r}",
+            hint=f"endpoints: {', '.join(known) or 'none yet'}",
+            field="resources.infra",
+        )
+    if placement.undecided or not placement.obstacles:
+        return
+    real = {
+        name: item for name, item in placement.obstacles.items() if item.field != "resources.infra" or infra is None
+    }
+    if len(real) == 1:
+        (name, obstacle), *_ = real.items()
+        raise InvalidInput(f"endpoint {name} cannot run this: {obstacle.text}", field=obstacle.field)
+    raise InvalidInput(
+        "no endpoint can run this: " + "; ".join(f"{name}: {item.text}" for name, item in sorted(real.items())),
+        field="resources",
+    )
+
+
+def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
+    if placement.undecided:
+        return f"waiting for the agent of {', '.join(placement.undecided)} to connect for the first time"
+    if not placement.obstacles:
+        return "waiting for an endpoint: none is connected yet (`diamond up` makes this machine one)"
+    return "no endpoint can run it now: " + "; ".join(
+        f"{name}: {item.text}" for name, item in sorted(placement.obstacles.items())
+    )
+
+
+def _time_left(session: Session, task: TaskRow, spec: TaskSpec) -> int | None:
+    """max_duration bounds the task, not each attempt."""
+    if spec.max_duration is None:
+        return None
+    if task.attempt == 0:
+        return spec.max_duration
+    spent = sa.select(sa.func.sum(JobRow.ended_at - JobRow.started_at)).where(JobRow.task_id == task.id)
+    return spec.max_duration - int(session.execute(spent).scalar_one() or 0)
+
+
+def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
+    query = sa.select(EndpointRow).order_by(EndpointRow.name)
+    return list(session.scalars(query.with_for_update() if lock else query).all())
+
+
+def _candidate(ctx: Context, row: EndpointRow) -> Candidate:
+    return Candidate(
+        name=row.name,
+        online=is_online(row.last_seen_at, ctx.clock()),
+        facts=decode(EndpointFacts, row.facts) if row.facts else None,
+        usage=decode(EndpointUsage, row.usage) if row.usage else None,
+    )
+
+
+def is_online(last_seen_at: float | None, now: float) -> bool:
+    return last_seen_at is not None and now - last_seen_at < ONLINE_WITHIN_S

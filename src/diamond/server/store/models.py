@@ -1,0 +1,149 @@
+"""The tables. Times are Unix seconds (UTC); JSON columns hold `core` dataclasses as `core.codec` encodes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    # Named constraints, so that later migrations can drop them on both databases.
+    metadata = sa.MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, str: sa.Text, float: sa.Double}  # noqa: RUF012
+
+
+class Meta(Base):
+    """Single facts about this database, such as its epoch."""
+
+    __tablename__ = "meta"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[str]
+
+
+class Counter(Base):
+    """Numbers handed out under a row lock, so that commit order is number order on every database."""
+
+    __tablename__ = "counters"
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int] = mapped_column(sa.BigInteger)
+
+
+class UserRow(Base):
+    __tablename__ = "users"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[float]
+
+
+class EndpointRow(Base):
+    __tablename__ = "endpoints"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
+    name: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[float]
+    last_seen_at: Mapped[float | None]
+    facts: Mapped[dict[str, Any] | None]
+    usage: Mapped[dict[str, Any] | None]
+    revision: Mapped[int] = mapped_column(sa.BigInteger, default=0)  # newest desired-state change
+
+
+class TokenRow(Base):
+    """A credential of a user or of an endpoint's agent; only its hash is kept."""
+
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    hash: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[str | None] = mapped_column(sa.ForeignKey("users.id"))
+    endpoint_id: Mapped[str | None] = mapped_column(sa.ForeignKey("endpoints.id"))
+    created_at: Mapped[float]
+    revoked_at: Mapped[float | None]
+
+
+class TaskRow(Base):
+    __tablename__ = "tasks"
+    __table_args__ = (
+        sa.Index(None, "owner_id", "id"),
+        sa.Index(None, "owner_id", "name", "id"),
+        sa.Index(None, "state", "next_attempt_at"),
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
+    name: Mapped[str]
+    spec: Mapped[dict[str, Any]] = mapped_column(deferred=True)
+    state: Mapped[str]
+    desired: Mapped[str]
+    reason: Mapped[str | None]
+    detail: Mapped[str] = mapped_column(default="")
+    endpoint_id: Mapped[str | None] = mapped_column(sa.ForeignKey("endpoints.id"))
+    attempt: Mapped[int] = mapped_column(default=0)
+    exit_code: Mapped[int | None]
+    priority: Mapped[int] = mapped_column(default=0)
+    pending_reason: Mapped[str] = mapped_column(default="")
+    outputs: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    next_attempt_at: Mapped[float | None]
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        sa.UniqueConstraint("task_id", "attempt"),
+        sa.Index(None, "endpoint_id", "revision"),
+        # The queue and a full sync ask for live jobs only, which are few among many finished ones.
+        sa.Index(None, "endpoint_id", "state"),
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    task_id: Mapped[str] = mapped_column(sa.ForeignKey("tasks.id"))
+    endpoint_id: Mapped[str] = mapped_column(sa.ForeignKey("endpoints.id"))
+    attempt: Mapped[int]
+    state: Mapped[str]
+    desired: Mapped[str]
+    revision: Mapped[int] = mapped_column(sa.BigInteger)  # the endpoint's revision at the last change of `desired`
+    delivered_at: Mapped[float | None]  # when an agent was first told of it
+    time_limit_s: Mapped[int | None]
+    reason: Mapped[str | None]
+    detail: Mapped[str] = mapped_column(default="")
+    exit_code: Mapped[int | None]
+    signal: Mapped[int | None]
+    scheduler_id: Mapped[str | None]
+    hosts: Mapped[list[Any]] = mapped_column(default=list)
+    run_dir: Mapped[str] = mapped_column(default="")
+    created_at: Mapped[float]
+    queued_at: Mapped[float | None]
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    __table_args__ = (sa.Index(None, "task_id", "seq"), sa.Index(None, "owner_id", "seq"))
+    seq: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    at: Mapped[float]
+    kind: Mapped[str]
+    owner_id: Mapped[str | None]
+    task_id: Mapped[str | None]
+    job_id: Mapped[str | None]
+    endpoint_id: Mapped[str | None]
+    data: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class IdempotencyRow(Base):
+    """A key a client sent with a creation, and what it made."""
+
+    __tablename__ = "idempotency_keys"
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    body_hash: Mapped[str]
+    task_id: Mapped[str] = mapped_column(sa.ForeignKey("tasks.id"))
+    created_at: Mapped[float]

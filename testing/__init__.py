@@ -1,0 +1,1 @@
+"""The test kit: real servers, agents, databases and file systems for tests to use. Never shipped."""
