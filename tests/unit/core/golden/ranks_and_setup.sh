@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Diamond job job_02. Generated; your commands are in run.sh and setup.sh beside it.
+cd -- '/a b/it'"'"'s $(here)/job_02' || exit 73
+
+# A run directory starts once. Whoever makes this file first runs; a second submission of the same job
+# (after a crash between submitting and noting it) ends here without having done anything.
+{ read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; } 2>/dev/null
+fields=(0 ${stat##*) })
+set -o noclobber
+{ printf '%s %s %s\n' "$$" "${fields[20]:-0}" "${boot:-none}" > started; } 2>/dev/null || exit 75
+set +o noclobber
+
+# A trap that does something is reset in children, so programs get the signal and this shell outlives them.
+trap : HUP INT TERM USR1 USR2
+began=${EPOCHREALTIME:-$(date +%s)}
+
+# Room for the exit status was laid down beforehand; writing over it works on a full disk too.
+finish() {
+  local ended=${EPOCHREALTIME:-$(date +%s)}
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  mv -f exit.tmp exit.json
+  exit "$2"
+}
+
+while IFS= read -r -d '' pair; do export "$pair"; done < env
+export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+(cd work && exec bash ../setup.sh) || finish setup $?
+(cd work && exec '/opt/my env/bin/python' ../launch.py --ranks 4 -- bash ../run.sh)
+finish run $?

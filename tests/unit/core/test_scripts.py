@@ -1,0 +1,114 @@
+"""The job script: golden text, and what bash really does with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir, read_exit, read_process_mark
+from diamond.core.scripts import ALREADY_STARTED, ScriptPlan, env_file, job_script
+
+GOLDEN = Path(__file__).parent / "golden"
+PLANS = {
+    "one_rank.sh": ScriptPlan(job_id="job_01", run_dir="/scratch/me/jobs/job_01", ranks_per_node=1, has_setup=False),
+    "ranks_and_setup.sh": ScriptPlan(
+        job_id="job_02",
+        run_dir="/a b/it's $(here)/job_02",
+        ranks_per_node=4,
+        has_setup=True,
+        launcher_python="/opt/my env/bin/python",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_text_is_the_golden_one(name: str) -> None:
+    # After a wanted change: python tests/unit/core/test_scripts.py
+    assert job_script(PLANS[name]) == (GOLDEN / name).read_text()
+
+
+def prepare(folder: Path, run: str, *, setup: str | None = None, envs: dict[str, str] | None = None) -> RunDir:
+    run_dir = RunDir(folder)
+    run_dir.work.mkdir(parents=True)
+    run_dir.run.write_text(run)
+    if setup is not None:
+        run_dir.setup.write_text(setup)
+    run_dir.env.write_bytes(env_file(envs or {}))
+    run_dir.exit_room.write_bytes(b" " * EXIT_ROOM_BYTES)
+    plan = ScriptPlan(job_id="job_x", run_dir=str(folder), ranks_per_node=1, has_setup=setup is not None)
+    run_dir.script.write_text(job_script(plan))
+    return run_dir
+
+
+def start(run_dir: RunDir) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", str(run_dir.script)], capture_output=True, timeout=30)
+
+
+def test_environment_arrives_byte_for_byte(tmp_path: Path) -> None:
+    envs = {"A": 'it\'s "x"\n$(touch pwned) `id` \\ \t é 名\n\n', "EMPTY": "", "SPACE": " "}
+    program = 'python3 -c \'import os; print(*(os.environ[k] for k in ["A", "EMPTY", "SPACE"]), sep="|", end="")\''
+    run_dir = prepare(tmp_path / "dir with 'quotes' $(x)\n", program, envs=envs)
+    done = start(run_dir)
+    assert done.stdout == "|".join(envs.values()).encode()
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 255])
+def test_exit_code_is_recorded(tmp_path: Path, code: int) -> None:
+    run_dir = prepare(tmp_path / "r", f"exit {code}")
+    assert start(run_dir).returncode == code
+    record = read_exit(run_dir)
+    assert record is not None
+    assert (record.phase, record.exit_code, record.signal) == ("run", code, None)
+    assert record.ended_at >= record.started_at > 1_700_000_000
+    mark = read_process_mark(run_dir)
+    assert mark is not None
+    assert mark.pid > 0
+    assert mark.start_ticks > 0
+
+
+def test_a_signal_is_recorded_as_one(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "r", "kill -SEGV $$")
+    start(run_dir)
+    record = read_exit(run_dir)
+    assert record is not None
+    assert record.signal == 11
+
+
+def test_failing_setup_keeps_run_from_starting(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "r", "touch ran", setup="exit 9")
+    assert start(run_dir).returncode == 9
+    record = read_exit(run_dir)
+    assert record is not None
+    assert (record.phase, record.exit_code) == ("setup", 9)
+    assert not (run_dir.work / "ran").exists()
+
+
+def test_a_run_directory_starts_once(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "r", "echo ran >> ledger; sleep 0.2")
+    first = [subprocess.Popen(["bash", str(run_dir.script)]) for _ in range(8)]
+    codes = sorted(process.wait(timeout=30) for process in first)
+    assert codes == [0] + [ALREADY_STARTED] * 7
+    assert (run_dir.work / "ledger").read_text() == "ran\n"
+
+
+def test_the_shell_outlives_a_terminated_program(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "r", "echo up; exec sleep 60")
+    process = subprocess.Popen(["bash", str(run_dir.script)], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    os.killpg(process.pid, 15)
+    process.wait(timeout=10)
+    process.stdout.close()
+    record = read_exit(run_dir)
+    assert record is not None
+    assert record.signal == 15
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, plan in PLANS.items():
+        (GOLDEN / name).write_text(job_script(plan))
