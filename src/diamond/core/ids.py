@@ -28,4 +28,4 @@ def new_id(prefix: str) -> str:
 
 
 def is_id(text: str, prefix: str | None = None) -> bool:
-    return bool(ID_PATTERN.match(text)) and (prefix is None or text.startswith(prefix + "_"))
+    return bool(ID_PATTERN.fullmatch(text)) and (prefix is None or text.startswith(prefix + "_"))

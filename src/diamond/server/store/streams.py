@@ -1,0 +1,285 @@
+"""Append-only byte streams of jobs (log, metrics, util), kept as segment files.
+
+Owns everything under its root: ``<job_id[-2:]>/<job_id>/<stream>/<start offset, 16 digits>.seg``. What is held is
+read off the file names and file sizes alone, so no index can disagree with the bytes. Must not know the database,
+HTTP, or what the bytes mean, and never waits for the disk (no fsync): the endpoint keeps the complete file and
+resends whatever a power failure took.
+
+Writers hold a flock on one lock file per job, which excludes threads and processes alike and dies with its holder.
+Readers take no lock, except where a hole must be told apart from a directory that changed while it was listed.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from diamond.core.ids import ID_PATTERN
+from diamond.core.wire import STREAMS
+from diamond.server.store.files import locked, storage_full, write_all
+
+MIB = 1024 * 1024
+LOCK_NAME = ".lock"
+_SUFFIX = ".seg"
+
+
+def job_folder(root: str, job_id: str) -> str:
+    """The folder of one job below `root`, which no job id can leave."""
+    if not ID_PATTERN.fullmatch(job_id):
+        raise ValueError(f"not a job id: {job_id!r}")
+    return f"{root}/{job_id[-2:]}/{job_id}"
+
+
+def check_stream(stream: str) -> str:
+    if stream not in STREAMS:
+        raise ValueError(f"not a stream: {stream!r}; there are {', '.join(STREAMS)}")
+    return stream
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some bytes of a stream.
+
+    Attributes:
+        data: the bytes; in a log, a marker line stands where bytes were dropped. Markers are not counted in offsets.
+        next_offset: where the next read goes on.
+        dropped: how many bytes between `offset` and `next_offset` are no longer held.
+        offset: where this slice begins.
+    """
+
+    data: bytes
+    next_offset: int
+    dropped: int
+    offset: int
+
+
+class StreamStore:
+    """Byte streams addressed by absolute offsets. Safe for any number of threads and processes.
+
+    Every append is idempotent, and a process killed at any instruction leaves a prefix of what it was appending.
+    Only `log` is capped, since curves are rebuilt from the other two.
+    """
+
+    def __init__(self, root: Path, *, segment_bytes: int = 8 * MIB, cap_bytes: int = 256 * MIB) -> None:
+        if segment_bytes < 1 or cap_bytes < 2 * segment_bytes:
+            raise ValueError("the cap must hold at least two segments: the first and the newest are always kept")
+        self._root = str(root)
+        self._segment_bytes = segment_bytes
+        self._cap_bytes = cap_bytes
+
+    def append(self, job_id: str, stream: str, offset: int, data: bytes) -> int:
+        """Store `data`, which begins at `offset` of the stream; returns how many bytes the stream now spans.
+
+        Bytes already held are ignored. Beyond the end nothing is stored: the sender resumes from the answer.
+
+        Raises:
+            StorageFull: nothing of `data` was kept; the same call succeeds once there is space.
+        """
+        if offset < 0:
+            raise ValueError(f"negative offset: {offset}")
+        job = job_folder(self._root, job_id)
+        folder = f"{job}/{check_stream(stream)}"
+        # A gap at a job without a folder must not create one: agents go on sending for deleted jobs.
+        create = offset == 0 and len(data) > 0
+        with (
+            storage_full(f"the {stream} of {job_id}"),
+            locked(f"{job}/{LOCK_NAME}", create=create) as held,
+        ):
+            starts = _starts(folder)
+            size = _end(folder, starts)
+            if not held or offset > size or offset + len(data) <= size:
+                return size
+            if not starts:
+                with suppress(FileExistsError):
+                    os.mkdir(folder)
+            size = self._extend(folder, starts, size, memoryview(data)[size - offset :])
+            if stream == "log" and size > self._cap_bytes:
+                self._enforce_cap(folder, starts, size)
+            return size
+
+    def size(self, job_id: str, stream: str) -> int:
+        """The offset one past the last byte, dropped bytes included; 0 for what was never written."""
+        return _size(f"{job_folder(self._root, job_id)}/{check_stream(stream)}")
+
+    def sizes(self, job_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+        """`size` of every stream of many jobs."""
+        answer = {}
+        for job_id in job_ids:
+            job = job_folder(self._root, job_id)
+            answer[job_id] = {stream: _size(f"{job}/{stream}") for stream in STREAMS}
+        return answer
+
+    def read(self, job_id: str, stream: str, offset: int, limit: int) -> Slice:
+        """At most `limit` bytes from `offset` on.
+
+        A read ends where a hole begins. One that starts inside a hole goes on behind it, says in `dropped` how many
+        bytes it skipped and, in a log, begins with the marker, which comes on top of `limit`. Going on from
+        `next_offset`, a reader meets each hole once.
+        """
+        if offset < 0 or limit < 0:
+            raise ValueError(f"negative offset or limit: {offset}, {limit}")
+        job = job_folder(self._root, job_id)
+        folder = f"{job}/{check_stream(stream)}"
+        while True:
+            try:
+                found = self._read(folder, stream, offset, limit, trust_holes=False)
+                if found is None:
+                    # Segments added while a directory is listed may be missed, which looks like a hole. Under the
+                    # lock the listing is exact.
+                    with locked(f"{job}/{LOCK_NAME}", create=False):
+                        found = self._read(folder, stream, offset, limit, trust_holes=True)
+                if found is not None:
+                    return found
+            except FileNotFoundError:
+                continue  # dropped or deleted after it was listed: list again
+
+    def read_tail(self, job_id: str, stream: str, max_bytes: int) -> Slice:
+        """The last `max_bytes` of the stream, markers of the holes among them on top."""
+        if max_bytes < 0:
+            raise ValueError(f"negative size: {max_bytes}")
+        end = self.size(job_id, stream)
+        start = position = max(0, end - max_bytes)
+        pieces = []
+        dropped = 0
+        while position < end:
+            piece = self.read(job_id, stream, position, end - position)
+            if piece.next_offset == position:
+                break  # deleted meanwhile
+            pieces.append(piece.data)
+            dropped += piece.dropped
+            position = piece.next_offset
+        return Slice(b"".join(pieces), position, dropped, start)
+
+    def delete(self, job_id: str) -> None:
+        """Remove all streams of a job. Idempotent; works on a full disk; one that was interrupted is repeated."""
+        job = job_folder(self._root, job_id)
+        with locked(f"{job}/{LOCK_NAME}", create=False) as held:
+            if not held:
+                return
+            for stream in STREAMS:
+                folder = f"{job}/{stream}"
+                # Newest first: a reader beside this sees a stream that gets shorter, not one with holes.
+                for start in reversed(_starts(folder)):
+                    os.unlink(_segment(folder, start))
+                with suppress(FileNotFoundError):
+                    os.rmdir(folder)
+            os.unlink(f"{job}/{LOCK_NAME}")
+            # An append that came in since has its own lock file there by now, and keeps the folder.
+            with suppress(OSError):
+                os.rmdir(job)
+
+    def _extend(self, folder: str, starts: list[int], size: int, data: memoryview) -> int:
+        """Write `data` at the end, adding new segments to `starts`; on an error, leave everything as it was."""
+        old_size, old_segments = size, len(starts)
+        try:
+            while data:
+                if not starts or size - starts[-1] >= self._segment_bytes:
+                    starts.append(size)
+                piece = data[: self._segment_bytes - (size - starts[-1])]
+                fd = os.open(_segment(folder, starts[-1]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    write_all(fd, piece)
+                finally:
+                    os.close(fd)
+                size += len(piece)
+                data = data[len(piece) :]
+        except OSError:
+            for start in reversed(starts[old_segments:]):
+                with suppress(FileNotFoundError):
+                    os.unlink(_segment(folder, start))
+            if old_segments:
+                os.truncate(_segment(folder, starts[old_segments - 1]), old_size - starts[old_segments - 1])
+            raise
+        return size
+
+    def _enforce_cap(self, folder: str, starts: list[int], size: int) -> None:
+        """Drop the oldest segments but the first, where set-up errors are. Ascending, so there is one hole at most."""
+        while len(starts) > 2:
+            held = os.stat(_segment(folder, starts[0])).st_size + size - starts[1]
+            if held <= self._cap_bytes:
+                return
+            os.unlink(_segment(folder, starts.pop(1)))
+
+    def _read(self, folder: str, stream: str, offset: int, limit: int, *, trust_holes: bool) -> Slice | None:
+        """One attempt; None where a hole was met that may not be one."""
+        starts = _starts(folder)
+        index = bisect_right(starts, offset) - 1
+        position = offset
+        pieces = []
+        if index < 0 or offset >= starts[index] + os.stat(_segment(folder, starts[index])).st_size:
+            index += 1
+            if index == len(starts) or limit == 0:
+                return Slice(b"", offset, 0, offset)
+            if not trust_holes:
+                return None
+            position = starts[index]
+            if stream == "log":
+                pieces.append(self._marker(position - offset, starts[-1]))
+        dropped = position - offset
+        while limit > 0:
+            piece = _read_segment(_segment(folder, starts[index]), position - starts[index], limit)
+            pieces.append(piece)
+            position += len(piece)
+            limit -= len(piece)
+            index += 1
+            if index == len(starts) or starts[index] != position:
+                break
+        return Slice(b"".join(pieces), position, dropped, offset)
+
+    def _marker(self, dropped: int, newest_start: int) -> bytes:
+        # Below the cap only a machine that lost power can have left a hole.
+        passed = newest_start + self._segment_bytes > self._cap_bytes
+        why = f"this log passed the {_human(self._cap_bytes)} cap" if passed else "the server's machine went down"
+        return (
+            f"\n[diamond: {_human(dropped, '.1f')} of log were dropped here: {why}. "
+            "The complete file is in the job's run directory on the endpoint.]\n"
+        ).encode()
+
+
+def _segment(folder: str, start: int) -> str:
+    return f"{folder}/{start:016d}{_SUFFIX}"
+
+
+def _starts(folder: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[: -len(_SUFFIX)]) for name in names if name.endswith(_SUFFIX))
+
+
+def _end(folder: str, starts: list[int]) -> int:
+    return starts[-1] + os.stat(_segment(folder, starts[-1])).st_size if starts else 0
+
+
+def _size(folder: str) -> int:
+    while True:
+        try:
+            # Names sort like their offsets; every poll of an agent asks for all its jobs, so only one is parsed.
+            newest = max(os.listdir(folder))
+        except (FileNotFoundError, ValueError):
+            return 0
+        try:
+            return int(newest[: -len(_SUFFIX)]) + os.stat(f"{folder}/{newest}").st_size
+        except FileNotFoundError:
+            continue  # dropped or deleted after it was listed: list again
+
+
+def _read_segment(path: str, offset: int, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        # Not `limit` at once: a caller may ask for "everything", and pread allocates what it is asked for.
+        return os.pread(fd, min(limit, max(0, os.fstat(fd).st_size - offset)), offset)
+    finally:
+        os.close(fd)
+
+
+def _human(count: int, digits: str = ".4g") -> str:
+    if count < 1024:
+        return f"{count} bytes"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:{digits}} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

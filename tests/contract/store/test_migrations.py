@@ -1,0 +1,72 @@
+"""Migrations: they lead to the schema the models describe, and an old database keeps its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from diamond.core.states import TaskState
+from diamond.server.services import tasks, tokens
+from diamond.server.store.db import Database
+from diamond.server.store.models import Base
+from tests.conftest import make_context
+
+# As the first release wrote them; never change these rows, add new ones for later releases.
+FIRST_RELEASE = (
+    "INSERT INTO users (id, name, created_at) VALUES ('usr_00000000a', 'ada', 1.0)",
+    "INSERT INTO endpoints (id, owner_id, name, created_at, last_seen_at, facts, revision)"
+    " VALUES ('end_00000000a', 'usr_00000000a', 'local', 1.0, 2.0,"
+    """ '{"scheduler": "local", "nodes": 1, "cpus_per_node": 4}', 3)""",
+    "INSERT INTO tokens (id, hash, user_id, created_at) VALUES"
+    " ('tok_00000000a', 'a8cf86a4e86b15a8c4a0b0a3c1c8e6f5d8a0f6a0f1b7f2f5a7e1a0c9a4b2d3e4', 'usr_00000000a', 1.0)",
+    "INSERT INTO tasks (id, owner_id, name, spec, state, desired, reason, detail, endpoint_id, attempt, exit_code,"
+    " priority, pending_reason, outputs, created_at, started_at, ended_at) VALUES ('tsk_00000000a', 'usr_00000000a',"
+    """ 'first', '{"run": "python train.py", "envs": {"A": "b"}, "outputs": ["model.pt"]}', 'SUCCEEDED', 'run',"""
+    " 'COMPLETED', '', 'end_00000000a', 1, 0, 0, '',"
+    """ '[{"path": "model.pt", "size_bytes": 3, "sha256": "x", "stored": true}]', 1.0, 2.0, 3.0)""",
+    "INSERT INTO jobs (id, task_id, endpoint_id, attempt, state, desired, revision, detail, run_dir, hosts, created_at)"
+    " VALUES ('job_00000000a', 'tsk_00000000a', 'end_00000000a', 1, 'SUCCEEDED', 'run', 3, '', '/x', '[]', 1.0)",
+    "INSERT INTO events (seq, at, kind, owner_id, task_id, data) VALUES"
+    " (1, 1.0, 'task.created', 'usr_00000000a', 'tsk_00000000a', '{}')",
+    "UPDATE counters SET value = 1 WHERE name = 'events'",
+)
+
+
+def test_a_database_of_the_first_release_keeps_its_data(database_url: str, tmp_path: Path) -> None:
+    db = Database(database_url)
+    db.migrate("0001")
+    with db.engine.begin() as connection:
+        for statement in FIRST_RELEASE:
+            connection.execute(sa.text(statement.replace(":", r"\:")))
+    epoch = db.epoch()
+    db.close()
+
+    ctx = make_context(database_url, tmp_path)  # migrates to the newest revision
+    assert ctx.db.epoch() == epoch
+    task = tasks.get(ctx, "usr_00000000a", "tsk_00000000a")
+    assert (task.name, task.state, task.endpoint) == ("first", TaskState.SUCCEEDED, "local")
+    assert task.spec is not None
+    assert task.spec.envs == {"A": "b"}
+    assert task.outputs[0].path == "model.pt"
+    assert task.jobs[0].run_dir == "/x"
+    new, _ = tasks.create(ctx, "usr_00000000a", {"run": "true"})
+    assert tasks.list_tasks(ctx, "usr_00000000a")[2] == 2
+    assert new.state is TaskState.QUEUED
+    ctx.db.close()
+
+
+def test_the_migrated_schema_is_the_one_the_models_describe(database_url: str) -> None:
+    db = Database(database_url)
+    db.migrate()
+    db.migrate()
+    with db.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+    db.close()
+
+
+def test_tokens_are_kept_as_hashes_only() -> None:
+    assert tokens.hash_token("dmdu_x") != "dmdu_x"
+    assert len(tokens.hash_token("dmdu_x")) == 64
