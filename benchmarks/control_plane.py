@@ -26,7 +26,7 @@ FINALS = [state for state in TaskState if state.is_final]
 
 def finished(service: Service) -> int:
     with service.client() as client:
-        return client.tasks.list(states=FINALS, limit=1).total
+        return client.tasks.page(states=FINALS, limit=1)[2]
 
 
 def submit(service: Service, count: int) -> list[float]:
@@ -80,16 +80,16 @@ def _few(values: list[float]) -> list[float]:
 def measure_lists(bench: Bench, service: Service, total: int) -> None:
     lists, pages, details = [], [], []
     with service.client() as client:
-        newest = client.tasks.list(limit=50)
+        newest, _, _ = client.tasks.page(limit=50)
         for _ in range(50):
             start = time.perf_counter()
-            client.tasks.list(limit=50)
+            client.tasks.page(limit=50)
             lists.append((time.perf_counter() - start) * 1e3)
             start = time.perf_counter()
-            client.tasks.list(limit=50, states=[TaskState.FAILED])
+            client.tasks.page(limit=50, states=[TaskState.FAILED])
             pages.append((time.perf_counter() - start) * 1e3)
             start = time.perf_counter()
-            client.tasks.get(newest.tasks[0].id)
+            client.tasks.get(newest[0].id)
             details.append((time.perf_counter() - start) * 1e3)
     name = f"with {total} tasks"
     bench.add(f"list p50 {name}", percentile(lists, 0.5), "ms", "lower", aim=50, runs=_few(lists))

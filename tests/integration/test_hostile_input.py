@@ -141,7 +141,7 @@ def test_odd_addresses(http: httpx.Client, method: str, path: str) -> None:
 
 def test_no_token_wrong_token_and_an_agents_token(http: httpx.Client, service: Service) -> None:
     agent_token = (service.home.agent("local") / "token").read_text().strip()
-    for header in (None, "Bearer wrong", "Bearer \xff", "Basic abc", "Bearer ", f"Bearer {agent_token}"):
+    for header in (None, "Bearer wrong", "Bearer \xff", "Basic abc", "Bearer", f"Bearer {agent_token}"):
         headers = {"Authorization": header.encode("latin-1")} if header else {}
         answer = httpx.get(f"{http.base_url}tasks", headers=headers)
         assert answer.status_code in (401, 403), header

@@ -1,1 +1,1 @@
-
+"""The service: store <- services <- api | web <- app."""

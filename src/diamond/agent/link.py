@@ -1,0 +1,223 @@
+"""The way to the server: JSON calls and blobs over HTTP(S), one kept-alive connection a thread.
+
+Connections only leave: the agent never listens. Every failure comes out as one of `diamond.core.errors`, so callers
+tell "later" (`transient`) from "never". Must not retry by itself: who calls knows what waiting means (`Backoff`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, error_from_json
+
+_PREFIX = "/api/v1"
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
+_CHUNK_BYTES = 256 * 1024
+_MAX_JSON_BYTES = 64 * 1024 * 1024
+
+
+class Backoff:
+    """How long to wait after the n-th failure in a row: doubling, with jitter, so agents do not come back as one."""
+
+    def __init__(self, *, first_s: float = 0.2, longest_s: float = 15.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._failures = 0
+
+    def next_s(self) -> float:
+        self._failures = min(self._failures + 1, 30)
+        full: float = min(self._longest_s, self._first_s * 2 ** (self._failures - 1))
+        return full * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+    def reset(self) -> None:
+        self._failures = 0
+
+
+class Link:
+    """Thread-safe: each thread has its own connection."""
+
+    def __init__(self, server_url: str, token: str) -> None:
+        parts = urllib.parse.urlsplit(server_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ProtocolError(f"{server_url!r} is not the address of a server", hint="write e.g. https://host:7421")
+        self._host = parts.hostname
+        self._port = parts.port
+        self._base = parts.path.rstrip("/") + _PREFIX
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "diamond-agent"}
+        self._local = threading.local()
+        self._all_lock = threading.Lock()
+        self._all: set[http.client.HTTPConnection] = set()
+        self._closed = False
+        self.where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Any:
+        """One JSON exchange.
+
+        Raises:
+            DiamondError: what the server answered, or `ServerUnreachable`.
+        """
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        with self._exchange(method, path, data, headers, query, timeout_s) as answer:
+            return _json_of(answer)
+
+    def send_bytes(
+        self, method: str, path: str, data: bytes, *, query: Mapping[str, str | int | float] | None = None
+    ) -> Any:
+        """Send raw bytes; the answer is JSON. Raises as `call` does."""
+        headers = {"Content-Type": "application/octet-stream"}
+        with self._exchange(method, path, data, headers, query, ANSWER_TIMEOUT_S) as answer:
+            return _json_of(answer)
+
+    @contextlib.contextmanager
+    def download(self, path: str, *, offset: int = 0) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """The bytes of a blob from `offset` on: yields the offset the server really starts at, and the pieces.
+
+        Raises as `call` does, also while the pieces are being read.
+        """
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        with self._exchange("GET", path, None, headers, None, ANSWER_TIMEOUT_S) as answer:
+            start = offset if answer.status == 206 else 0
+            yield start, self._pieces(answer)
+
+    def _pieces(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        while True:
+            try:
+                piece = answer.read(_CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                raise self._unreachable(error) from error
+            if not piece:
+                return
+            yield piece
+
+    def close(self) -> None:
+        """Cut every connection, also those another thread waits on."""
+        with self._all_lock:
+            self._closed = True
+            for connection in self._all:
+                sock = connection.sock
+                if sock is not None:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
+
+    # One exchange
+
+    @contextlib.contextmanager
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: dict[str, str],
+        query: Mapping[str, str | int | float] | None,
+        timeout_s: float,
+    ) -> Iterator[http.client.HTTPResponse]:
+        target = self._base + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        answer = self._request(method, target, data, {**self._headers, **headers}, timeout_s)
+        try:
+            if answer.status >= 400:
+                raise self._refusal(answer)
+            yield answer
+        finally:
+            # What is left unread would be taken for the next answer; a torn connection is cheaper than draining a blob.
+            if not answer.isclosed() or answer.will_close:
+                self._drop()
+
+    def _request(
+        self, method: str, target: str, data: bytes | None, headers: dict[str, str], timeout_s: float
+    ) -> http.client.HTTPResponse:
+        for is_last in (False, True):
+            connection, is_fresh = self._connection()
+            try:
+                if connection.sock is not None:
+                    connection.sock.settimeout(timeout_s)
+                connection.request(method, target, body=data, headers=headers)
+                return connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self._drop()
+                # A kept-alive connection may have been closed by the server meanwhile: that deserves one more try.
+                # Every message is safe to repeat. A timeout has waited long enough.
+                if is_fresh or is_last or isinstance(error, TimeoutError) or self._closed:
+                    raise self._unreachable(error) from error
+        raise AssertionError("unreachable")
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is not None and connection.sock is not None:
+            return connection, False
+        if self._closed:
+            raise ServerUnreachable("the agent is stopping")
+        self._drop()
+        if self._tls is not None:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+            # Small requests, each waited for: Nagle's algorithm would add 40 ms to many of them.
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise self._unreachable(error) from error
+        self._local.connection = connection
+        with self._all_lock:
+            self._all.add(connection)
+        return connection, True
+
+    def _drop(self) -> None:
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+            with self._all_lock:
+                self._all.discard(connection)
+
+    def _refusal(self, answer: http.client.HTTPResponse) -> DiamondError:
+        try:
+            body = json.loads(answer.read(_MAX_JSON_BYTES))
+        except (OSError, ValueError, http.client.HTTPException):
+            body = None
+        if not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
+            # Not Diamond's own words: a proxy, or a server that is just starting.
+            if answer.status >= 500:
+                return ServerUnreachable(f"{self.where} answered {answer.status} {answer.reason}")
+            return ProtocolError(f"{self.where} answered {answer.status} {answer.reason}")
+        return error_from_json(body)
+
+    def _unreachable(self, error: Exception) -> ServerUnreachable:
+        return ServerUnreachable(f"no answer from {self.where}: {str(error) or type(error).__name__}")
+
+
+def _json_of(answer: http.client.HTTPResponse) -> Any:
+    try:
+        data = answer.read(_MAX_JSON_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerUnreachable(f"the server's answer broke off: {error}") from error
+    try:
+        return json.loads(data) if data else None
+    except ValueError as error:
+        raise ProtocolError(
+            "the server's answer is not JSON", hint="is this the address of a Diamond server?"
+        ) from error

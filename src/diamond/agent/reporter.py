@@ -1,0 +1,241 @@
+"""The thread that tells the server what is: states, stream bytes, use of the machine.
+
+A final state leaves only in (or after) the report that carries the last byte of the job's streams, so nobody ever sees
+a job that is over with a log that is not. What the server has not acknowledged is told again; nothing is dropped
+because the server is away, full or restarting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diamond.agent.link import Link
+from diamond.agent.session import Patience, Session
+from diamond.agent.table import JobTable, Tracked
+from diamond.agent.tail import read_from, size_of
+from diamond.core.codec import decode, encode
+from diamond.core.endpoints import EndpointUsage
+from diamond.core.errors import DiamondError, ProtocolError, Unauthenticated
+from diamond.core.faults import fault_point
+from diamond.core.rundir import RunDir
+from diamond.core.wire import MAX_REPORT_STREAM_BYTES, STREAMS, JobReport, Report, ReportAck, StreamChunk
+
+log = logging.getLogger(__name__)
+
+_STREAM_PERIOD_S = 0.2
+_GAP_S = 0.03  # what happens within it goes into one report
+HEARTBEAT_S = 10.0
+_USAGE_EVERY_S = 5.0
+_MAX_JOBS = 500
+_MAX_CHUNK_BYTES = 1024 * 1024  # so that one talkative job does not silence the others
+_PROBE_BYTES = 64 * 1024  # sent of a stream when only the server knows how much of it it holds
+_QUIET_S = 60.0
+_STUCK_S = 1.0
+
+
+@dataclass
+class _Draft:
+    """A report being made, and whom it is about."""
+
+    jobs: list[JobReport] = field(default_factory=list)
+    chunks: list[StreamChunk] = field(default_factory=list)
+    about: dict[str, tuple[Tracked, JobReport | None]] = field(default_factory=dict)
+    num_bytes: int = 0
+    is_cut: bool = False  # there was more than fits
+
+
+class Reporter:
+    def __init__(
+        self,
+        *,
+        link: Link,
+        session: Session,
+        stop: threading.Event,
+        table: JobTable,
+        usage: Callable[[], EndpointUsage],
+        on_delivered: Callable[[list[Tracked]], None],
+    ) -> None:
+        """`on_delivered` takes jobs whose final state the server has acknowledged (or does not want)."""
+        self._link = link
+        self._session = session
+        self._stop = stop
+        self._table = table
+        self._usage = usage
+        self._on_delivered = on_delivered
+        self._news = threading.Event()
+        self._max_jobs = _MAX_JOBS
+        self._turn = 0
+        self._last_sent = float("-inf")
+        self._last_usage = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self.patience = Patience("reporting", stop)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        self._news.set()
+        self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if not self._session.synced.wait(0.5):
+                continue
+            self._news.wait(self._wait_s())
+            self._stop.wait(max(0.0, self._last_sent + _GAP_S - time.monotonic()))
+            self._news.clear()
+            try:
+                again = self.report_once()
+            except DiamondError as error:
+                self.patience.failed(error)
+                again = True
+            except Exception as error:  # the only voice the jobs have must not fall silent
+                log.exception("reporting: unexpected error")
+                self.patience.failed(ProtocolError(str(error)))
+                again = True
+            if again:
+                self._news.set()
+
+    def _wait_s(self) -> float:
+        due = self._last_sent + HEARTBEAT_S - time.monotonic()
+        with self._table.lock:
+            streaming = any(job.has_streams for job in self._table.live())
+        return max(0.0, min(due, _STREAM_PERIOD_S) if streaming else due)
+
+    def report_once(self) -> bool:
+        """Tell what there is to tell; True when there is more.
+
+        Raises:
+            DiamondError: the server could not be told, by no fault of what was said.
+        """
+        self._session.greet()
+        if not self._session.synced.is_set():  # another epoch: wait for what it holds
+            return False
+        draft = self._draft()
+        now = time.monotonic()
+        if not draft.about and now - self._last_sent < HEARTBEAT_S:
+            return False
+        usage = None
+        if now - self._last_usage >= _USAGE_EVERY_S:
+            usage = self._usage()
+        epoch = self._session.epoch
+        report = Report(epoch=epoch, jobs=tuple(draft.jobs), streams=tuple(draft.chunks), usage=usage)
+        fault_point("agent.reporting")
+        try:
+            ack = decode(ReportAck, self._link.call("POST", "/agent/reports", encode(report)))
+        except DiamondError as error:
+            if error.transient or isinstance(error, Unauthenticated) or not draft.about:
+                raise
+            self._narrow(draft, error)
+            return True
+        fault_point("agent.reported")
+        self._last_sent = time.monotonic()
+        self._last_usage = self._last_sent if usage is not None else self._last_usage
+        self.patience.worked()
+        if ack.epoch != epoch:
+            # Another life of the database: what it says of our jobs counts only after a new beginning.
+            self._session.greet_again()
+            return True
+        self._max_jobs = min(_MAX_JOBS, self._max_jobs * 2)
+        moved = self._take(draft, ack)
+        return draft.is_cut and moved
+
+    # Making a report
+
+    def _draft(self) -> _Draft:
+        draft = _Draft()
+        live = self._table.live()
+        if live:
+            self._turn = (self._turn + 1) % len(live)
+        now = time.monotonic()
+        for job in live[self._turn :] + live[: self._turn]:
+            if job.quiet_until > now:
+                continue
+            if len(draft.about) >= self._max_jobs or draft.num_bytes >= MAX_REPORT_STREAM_BYTES:
+                draft.is_cut = True
+                break
+            self._add(draft, job)
+        return draft
+
+    def _add(self, draft: _Draft, job: Tracked) -> None:
+        with self._table.lock:
+            report, result, told = job.report, job.result, job.told
+            acked = dict(job.acked)
+            has_streams = job.has_streams
+        # Read after the result was there: a file of a job that is over grows no more.
+        chunks, is_whole = self._chunks(draft, job, acked) if has_streams else ([], True)
+        say = result if result is not None and is_whole else (report if report is not told else None)
+        if not chunks and say is None:
+            return
+        draft.chunks += chunks
+        draft.about[job.job_id] = (job, say)
+        draft.is_cut = draft.is_cut or (result is not None and not is_whole)
+        if say is not None:
+            draft.jobs.append(say)
+
+    def _chunks(self, draft: _Draft, job: Tracked, acked: dict[str, int]) -> tuple[list[StreamChunk], bool]:
+        """The next bytes of each stream, and whether that is all there is."""
+        chunks = []
+        is_whole = True
+        for stream in STREAMS:
+            path = RunDir(job.run_dir).stream(stream)
+            offset = acked.get(stream, 0)
+            room = min(MAX_REPORT_STREAM_BYTES - draft.num_bytes, _MAX_CHUNK_BYTES if stream in acked else _PROBE_BYTES)
+            data = read_from(path, offset, room)
+            draft.is_cut = draft.is_cut or (len(data) == room > 0)
+            if data:
+                chunks.append(StreamChunk.of(job.job_id, stream, offset, data))
+                draft.num_bytes += len(data)
+            is_whole = is_whole and offset + len(data) >= size_of(path)
+        return chunks, is_whole
+
+    # Taking the answer in
+
+    def _take(self, draft: _Draft, ack: ReportAck) -> bool:
+        """Note what the server holds now; False when nothing of what was sent got anywhere."""
+        delivered: list[Tracked] = []
+        moved = False
+        sent: dict[str, dict[str, int]] = {}
+        for chunk in draft.chunks:
+            sent.setdefault(chunk.job_id, {})[chunk.stream] = chunk.offset
+        for job_id, (job, said) in draft.about.items():
+            if job_id in ack.unknown:
+                self._disown(job, delivered)
+                continue
+            received = ack.received.get(job_id, {})
+            moved = moved or any(received.get(stream, 0) > offset for stream, offset in sent.get(job_id, {}).items())
+            state = ack.states.get(job_id)
+            is_final_said = said is not None and said.state.is_final
+            self._table.acknowledge(job, said if state is not None and not is_final_said else None, received)
+            if is_final_said and state is not None and state.is_final:
+                delivered.append(job)
+            elif said is not None and state is None:
+                job.quiet_until = time.monotonic() + _STUCK_S
+        if delivered:
+            self._on_delivered(delivered)
+            moved = True
+        return moved
+
+    def _disown(self, job: Tracked, delivered: list[Tracked]) -> None:
+        """The server does not know this job: let it run, tell nobody, and let it go when it is over."""
+        if job.result is not None:
+            delivered.append(job)
+        else:
+            log.warning("job %s is not known to the server; it goes on, unreported", job.job_id)
+            self._table.orphan(job)
+
+    def _narrow(self, draft: _Draft, error: DiamondError) -> None:
+        """The server refuses what we say: say less at a time, to find whom it is about; leave that one out a while."""
+        if len(draft.about) > 1:
+            self._max_jobs = max(1, len(draft.about) // 2)
+            return
+        for job, _ in draft.about.values():
+            log.error("the server refuses the report of job %s: %s", job.job_id, error)
+            job.quiet_until = time.monotonic() + _QUIET_S

@@ -1,0 +1,113 @@
+"""Who goes next on one machine: the waiting line and the slots. Pure: no clock, no process, no file.
+
+Order is priority (higher first), then submission. A smaller job may pass a blocked larger one, but only while the
+blocked one has waited less than `PATIENCE_S` at the head; from then on what becomes free is kept for it, so that
+a stream of small jobs cannot starve it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from diamond.agent.gpus import GpuSlot
+from diamond.agent.schedulers.base import Submission
+
+PATIENCE_S = 60.0
+LOOK_BEHIND = 500  # how many jobs behind a blocked one are considered: a dispatch stays cheap however long the line
+
+
+class Slots:
+    """Cores, memory and GPUs of one machine, and who has them. Not thread-safe; the scheduler's lock guards it."""
+
+    def __init__(self, *, cpus: int, mem_bytes: int, gpus: Sequence[GpuSlot] = ()) -> None:
+        self.cpus = cpus
+        self.mem_bytes = mem_bytes
+        self.gpus = {slot.index: slot for slot in gpus}
+        self.free_cpus = cpus
+        self.free_mem_bytes = mem_bytes
+        self.free_gpus = set(self.gpus)
+
+    def why_never(self, job: Submission) -> str:
+        """Why this machine can never run the job, naming the number; empty when it can."""
+        if job.num_nodes > 1:
+            return f"the task asks for {job.num_nodes} nodes; this endpoint has 1"
+        if job.cpus > self.cpus:
+            return f"the task asks for {job.cpus} CPU cores; this machine has {self.cpus}"
+        if job.mem_bytes > self.mem_bytes > 0:
+            return f"the task asks for {_gib(job.mem_bytes)} of memory; this machine has {_gib(self.mem_bytes)}"
+        have = self._matching(job, self.gpus)
+        if job.gpus > len(have):
+            kind = f"{job.gpu_type} GPUs" if job.gpu_type else "GPUs"
+            models = sorted({slot.model for slot in self.gpus.values()})
+            other = f" (it has {', '.join(models)})" if job.gpu_type and models else ""
+            return f"the task asks for {job.gpus} {kind}; this machine has {len(have)}{other}"
+        return ""
+
+    def why_not_now(self, job: Submission) -> str:
+        """What the job waits for; empty when it can start."""
+        if job.cpus > self.free_cpus:
+            return f"waiting for {job.cpus} CPU core{'s' * (job.cpus > 1)}; {self.free_cpus} of {self.cpus} free"
+        if job.mem_bytes > self.free_mem_bytes and self.mem_bytes:
+            return f"waiting for {_gib(job.mem_bytes)} of memory; {_gib(self.free_mem_bytes)} free"
+        free = self._matching(job, self.free_gpus)
+        if job.gpus > len(free):
+            return f"waiting for {job.gpus} GPU{'s' * (job.gpus > 1)}; {len(free)} free"
+        return ""
+
+    def take(self, job: Submission, gpus: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Hand out what the job asks (or, when adopting, exactly the GPUs it has); returns the GPU indices."""
+        chosen = tuple(self._matching(job, self.free_gpus)[: job.gpus] if gpus is None else gpus)
+        self.free_cpus -= job.cpus
+        self.free_mem_bytes -= job.mem_bytes
+        self.free_gpus -= set(chosen)
+        return chosen
+
+    def give_back(self, job: Submission, gpus: Sequence[int]) -> None:
+        self.free_cpus += job.cpus
+        self.free_mem_bytes += job.mem_bytes
+        self.free_gpus |= set(gpus) & set(self.gpus)
+
+    def _matching(self, job: Submission, among: set[int] | dict[int, GpuSlot]) -> list[int]:
+        return sorted(index for index in among if self.gpus[index].is_type(job.gpu_type)) if job.gpus else []
+
+
+class Line:
+    """The waiting jobs in order. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._line: list[tuple[int, int, str]] = []
+        self._keys: dict[str, tuple[int, int, str]] = {}
+        self._blocked_since: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, name: str, *, priority: int, order: int) -> None:
+        key = (-priority, order, name)
+        self._keys[name] = key
+        bisect.insort(self._line, key)
+
+    def remove(self, name: str) -> None:
+        key = self._keys.pop(name, None)
+        self._blocked_since.pop(name, None)
+        if key is not None:
+            del self._line[bisect.bisect_left(self._line, key)]
+
+    def next(self, slots: Slots, jobs: dict[str, Submission], now_s: float) -> tuple[str | None, dict[str, str]]:
+        """The job to start now (None: none), and what those it passes, or that head the line, wait for."""
+        waiting: dict[str, str] = {}
+        for position, (_, _, name) in enumerate(self._line[: LOOK_BEHIND + 1]):
+            why = slots.why_not_now(jobs[name])
+            if not why:
+                return name, waiting
+            waiting[name] = why
+            if position == 0 and now_s - self._blocked_since.setdefault(name, now_s) > PATIENCE_S:
+                break
+            if slots.free_cpus <= 0:  # every job takes a core
+                break
+        return None, waiting
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**3:.4g} GiB"

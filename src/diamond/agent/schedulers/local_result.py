@@ -1,0 +1,113 @@
+"""How a job of the local scheduler ended: one function from what is left of it to an `Observed`.
+
+Reads the run directory and the machine's counters; changes nothing, sends nothing.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from diamond.agent.machine import is_disk_full
+from diamond.agent.schedulers.base import Observed, final_state
+from diamond.agent.schedulers.local_spool import KillCause, load_cause
+from diamond.core.reasons import Reason
+from diamond.core.rundir import ExitRecord, RunDir, read_exit, read_first_failed_rank
+from diamond.core.scripts import NO_RUN_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What the scheduler itself knows of a job that is over.
+
+    Attributes:
+        status: as `subprocess` gives it (negative: a signal); None for a process that was not our child.
+        oom_rose: whether the kernel killed something for want of memory while the job ran.
+        other_boot: whether the machine has restarted since the job began.
+    """
+
+    status: int | None
+    host: str
+    oom_rose: bool = False
+    other_boot: bool = False
+    scheduler_id: str | None = None
+    queued_at: float | None = None
+    started_at: float | None = None
+
+
+def conclude(run_dir: Path, ending: Ending) -> Observed:
+    """The final word on a job whose leader is gone."""
+    record = read_exit(RunDir(run_dir))
+    cause = load_cause(run_dir)
+    if record is not None and cause is not None and record.ended_at <= cause.at:
+        cause = None  # it was over before Diamond meant to end it
+    number = _signal(record, ending)
+    reason, detail = _reason(run_dir, record, cause, number, ending)
+    code = record.exit_code if record is not None else None
+    return Observed(
+        state=final_state(reason),
+        reason=reason,
+        detail=detail,
+        exit_code=code,
+        signal=number,
+        scheduler_id=ending.scheduler_id,
+        hosts=(record.host or ending.host,) if record is not None else (ending.host,),
+        queued_at=ending.queued_at,
+        started_at=record.started_at if record is not None else ending.started_at,
+        ended_at=record.ended_at if record is not None else time.time(),
+    )
+
+
+def _signal(record: ExitRecord | None, ending: Ending) -> int | None:
+    if record is not None:
+        return record.signal
+    return -ending.status if ending.status is not None and ending.status < 0 else None
+
+
+def _reason(
+    run_dir: Path, record: ExitRecord | None, cause: KillCause | None, number: int | None, ending: Ending
+) -> tuple[Reason, str]:
+    if cause is not None:
+        return cause.reason, cause.detail
+    if record is not None and record.exit_code == 0:
+        return Reason.COMPLETED, ""
+    if number == signal.SIGKILL and ending.oom_rose:
+        return Reason.OUT_OF_MEMORY, "the kernel killed the program: the machine had no memory left"
+    if is_disk_full(run_dir):
+        return Reason.DISK_FULL, f"no space left in {run_dir}"
+    if record is None:
+        return _without_record(run_dir, number, ending)
+    where = "setup" if record.phase == "setup" else "the command"
+    rank = read_first_failed_rank(RunDir(run_dir)) if record.phase == "run" else None
+    by = f"; rank {rank} failed first" if rank is not None else ""
+    note = "; the kernel killed a process for want of memory meanwhile" if ending.oom_rose else ""
+    if number is not None:
+        name = _signal_name(number)
+        if record.phase == "setup":
+            return Reason.SETUP_FAILED, f"setup was ended by {name}{note}"
+        return Reason.SIGNALLED, f"the program was ended by {name}{by}{note}"
+    reason = Reason.SETUP_FAILED if record.phase == "setup" else Reason.EXIT_NONZERO
+    return reason, f"{where} ended with exit code {record.exit_code}{by}{note}"
+
+
+def _without_record(run_dir: Path, number: int | None, ending: Ending) -> tuple[Reason, str]:
+    if ending.other_boot:
+        return Reason.LOST, "the machine restarted while the job ran"
+    if not run_dir.is_dir():
+        return Reason.LOST, f"the run directory {run_dir} is gone"
+    if number is not None:
+        return Reason.SIGNALLED, f"the job's script was ended by {_signal_name(number)}"
+    if ending.status == NO_RUN_DIR:
+        return Reason.LAUNCH_FAILED, f"the job's script could not enter {run_dir}"
+    if ending.status is not None:
+        return Reason.LAUNCH_FAILED, f"the job's script ended with exit code {ending.status} and left no record"
+    return Reason.LOST, "its process is gone and left no exit status"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

@@ -1,0 +1,50 @@
+"""Starts one job's shell on this machine, in a session of its own, with the environment a job is owed.
+
+Must not decide when, nor remember that it did.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from diamond.agent.gpus import GpuSlot
+from diamond.agent.schedulers.base import Submission
+from diamond.core.rundir import RunDir
+
+
+def spawn(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool) -> subprocess.Popen[bytes]:
+    """Start the job's script.
+
+    Raises:
+        OSError: there is no bash, no process to be had, or no run directory.
+    """
+    out = os.open(RunDir(job.run_dir).stream("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            ["bash", str(job.script)],
+            cwd=job.run_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment(job, gpus, hide_other_gpus),
+        )
+    finally:
+        os.close(out)
+
+
+def environment(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool) -> dict[str, str]:
+    """The agent's own environment without what is Diamond's (tokens, addresses), plus what the job was given."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DIAMOND_")}
+    # So that `import diamond` works in a task as it does here.
+    env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env.get("PATH", os.defpath)
+    if hide_other_gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.cuda_name for slot in gpus)
+    own = {
+        "DIAMOND_CPUS": str(job.cpus),
+        "DIAMOND_JOB_ID": job.name,  # also marks processes that leave the job's session
+    }
+    return env | dict(job.envs) | own

@@ -1,0 +1,84 @@
+"""What poller, reporter and loop share about the conversation with the server: its epoch, and whether to begin anew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from diamond.agent.link import Backoff, Link
+from diamond.core.codec import decode, encode
+from diamond.core.endpoints import EndpointFacts
+from diamond.core.errors import DiamondError, Unauthenticated
+from diamond.core.wire import Hello, Welcome
+
+log = logging.getLogger(__name__)
+
+_REPEAT_WARNING_S = 60.0
+_REFUSED_S = 30.0
+
+
+class Session:
+    """Thread-safe."""
+
+    def __init__(self, link: Link, facts: Callable[[], EndpointFacts]) -> None:
+        self._link = link
+        self._facts = facts
+        self._greeting = threading.Lock()
+        self._asked = 1
+        self._done = 0
+        self.epoch = ""  # of the last welcome
+        self.synced = threading.Event()  # a full answer of this epoch was taken in: offsets and orders are known
+
+    def greet(self) -> None:
+        """Say hello if there is reason to: at the start, with new facts, to a server of another epoch.
+
+        Raises:
+            DiamondError: the server could not be reached, or does not want us.
+        """
+        with self._greeting:
+            asked = self._asked
+            if self._done >= asked:
+                return
+            welcome = decode(Welcome, self._link.call("POST", "/agent/hello", encode(Hello(facts=self._facts()))))
+            self._done = asked
+            if welcome.epoch != self.epoch:
+                self.synced.clear()
+                self.epoch = welcome.epoch
+                log.info("connected to %s as endpoint %s", self._link.where, welcome.endpoint_name)
+
+    def greet_again(self) -> None:
+        """The facts changed, or the server speaks of another epoch."""
+        self._asked += 1
+
+
+class Patience:
+    """What a thread does between failures of the link: says it once, waits, says when it is over."""
+
+    def __init__(self, what: str, stop: threading.Event) -> None:
+        self._what = what
+        self._stop = stop
+        self._backoff = Backoff()
+        self._said_at: float | None = None
+        self.problem = ""
+
+    def failed(self, error: DiamondError) -> None:
+        """Wait as long as this failure deserves, or until the agent stops."""
+        now = time.monotonic()
+        self.problem = error.message
+        if not self._stop.is_set() and (self._said_at is None or now - self._said_at > _REPEAT_WARNING_S):
+            self._said_at = now
+            if isinstance(error, Unauthenticated):
+                log.error("%s: the server does not accept this agent's token: %s", self._what, error.message)
+            else:
+                log.warning("%s: %s; trying again", self._what, error.message)
+        wait_s = self._backoff.next_s()
+        self._stop.wait(wait_s if error.transient else max(wait_s, _REFUSED_S))
+
+    def worked(self) -> None:
+        if self._said_at is not None:
+            log.info("%s: works again", self._what)
+        self._said_at = None
+        self.problem = ""
+        self._backoff.reset()

@@ -1,0 +1,203 @@
+"""`diamond launch`: from a task file to a followed task."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diamond.cli import render
+from diamond.cli.session import connect, emit, leave, say, task_json
+from diamond.core.codec import encode
+from diamond.core.errors import InvalidInput
+from diamond.core.tasks import TaskSpec, parse_name
+
+if TYPE_CHECKING:
+    from diamond.sdk.client import Client
+    from diamond.sdk.folders import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What the command line says instead of the file. None: as in the file."""
+
+    name: str | None = None
+    workdir: str | None = None
+    num_nodes: int | None = None
+    ranks_per_node: int | None = None
+    max_duration: str | None = None
+    priority: int | None = None
+    infra: str | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    gpus: str | None = None
+
+    def applied(self, raw: dict[str, Any]) -> dict[str, Any]:
+        top = ("name", "num_nodes", "ranks_per_node", "max_duration", "priority")
+        found = dict(raw) | {key: value for key in top if (value := getattr(self, key)) is not None}
+        if self.workdir is not None:
+            found["workdir"] = os.path.abspath(os.path.expanduser(self.workdir))
+        wanted: dict[str, Any] = {key: getattr(self, key) for key in ("infra", "cpus", "memory")}
+        wanted["accelerators"] = f"gpu:{self.gpus}" if self.gpus and self.gpus.isdecimal() else self.gpus
+        given = {key: value for key, value in wanted.items() if value is not None}
+        resources = found.get("resources") or {}
+        if given and isinstance(resources, dict):
+            found["resources"] = {**resources, **given}
+        return found
+
+
+def launch(file: str, env: list[str], changes: Changes, *, detach: bool, dry_run: bool, as_json: bool) -> None:
+    spec = read(file, env, changes)
+    with connect(patient=True) as client:
+        if dry_run:
+            with progress_bar("Reading files") as scanning:
+                plan = client.tasks.plan(spec, scan_progress=scanning)
+            emit(plan) if as_json else show_plan(plan)
+            return
+        with progress_bar("Reading files") as scanning, progress_bar("Uploading") as sending:
+            task = client.tasks.create(spec, progress=sending, scan_progress=scanning)
+        if detach:
+            emit(task_json(task)) if as_json else _launched(client, task.id, task.name)
+            return
+        if not as_json:
+            say(f"Launched {render.clean(task.name)} ({task.id})")
+        from diamond.cli import live
+
+        leave(live.follow(client, task, as_json=as_json))
+
+
+def read(file: str, env: list[str], changes: Changes) -> TaskSpec:
+    """The file's spec with the command line's changes; errors say where in the file the field stands."""
+    from diamond.sdk import taskfile
+
+    found = taskfile.load(file)
+    raw = changes.applied(taskfile.with_envs(found.raw, taskfile.parse_env_options(env)))
+    if raw.get("name") is None and (name := name_of(file)):
+        raw["name"] = name
+    # A field that the command line gave stands nowhere in the file.
+    overridden = {key for key, value in raw.items() if found.raw.get(key) != value}
+    positions = {
+        path: place for path, place in found.positions.items() if path.split(".")[0].split("[")[0] not in overridden
+    }
+    located = taskfile.TaskFile(found.path, raw, positions)
+    try:
+        return TaskSpec.parse(raw)
+    except InvalidInput as error:
+        top = error.field.split(".")[0].split("[")[0]
+        if top in overridden and top != "envs" and found.raw.get(top) is None:
+            raise
+        raise located.located(error) from error
+
+
+def name_of(file: str) -> str | None:
+    """A task without a name is called after its file, unless the file's own name says nothing."""
+    stem = Path(file).stem
+    if stem in ("task", "-", "diamond"):
+        stem = Path(file).expanduser().absolute().parent.name if stem != "-" else ""
+    try:
+        return parse_name(stem)
+    except (ValueError, InvalidInput):
+        return None
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Progress | None]:
+    """A progress bar on a terminal that appears with the first byte, so that a small upload shows nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(title)
+    try:
+        yield bar.tell
+    finally:
+        bar.close()
+
+
+class _Bar:
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._progress: Any = None
+        self._row: Any = None
+
+    def tell(self, done: int, total: int, files: int) -> None:
+        if self._progress is None:
+            if total < 4 * 1024 * 1024:
+                return
+            self._start()
+        self._progress.update(self._row, completed=done, total=total, files=files)
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[files]} files"),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._progress.start()
+        self._row = self._progress.add_task(self._title, total=None, files=0)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _launched(client: Client, task_id: str, name: str) -> None:
+    print(task_id)
+    say(f"Launched {render.clean(name)}.")
+    say(f"  follow it:  diamond logs -f {task_id}")
+    say(f"  stop it:    diamond stop {task_id}")
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    """A dry run for people: where, why, and exactly what would run."""
+    endpoint = plan.get("endpoint")
+    _head("Where")
+    print(f"  {render.clean(endpoint) if endpoint else 'nowhere at present'}")
+    for sentence in plan.get("why") or ():
+        print(f"  - {render.clean(sentence)}")
+    for name, why in (plan.get("others") or {}).items():
+        print(f"  - not {render.clean(name)}: {render.clean(why)}")
+    _head("Spec")
+    _print_spec(plan.get("spec") or {})
+    if plan.get("time_limit_s"):
+        print(f"  time limit: {render.format_duration(plan['time_limit_s'])}")
+    for name, text in (plan.get("files") or {}).items():
+        _head(name)
+        _print_text(text)
+    if plan.get("envs"):
+        _head("Environment")
+        for key, value in plan["envs"].items():
+            print(f"  {render.clean(key)}={render.clean(value)}")
+    if plan.get("script"):
+        _head("Job script")
+        _print_text(plan["script"])
+
+
+def _head(title: str) -> None:
+    print(render.paint(title, "1"))
+
+
+def _print_text(text: str) -> None:
+    for line in render.clean_block(text).rstrip("\n").split("\n"):
+        print(f"  {line}".rstrip())
+
+
+def _print_spec(spec: dict[str, Any], indent: str = "  ") -> None:
+    default = encode(TaskSpec(run="x"))
+    for key, value in spec.items():
+        if value == default.get(key) or key in ("run", "setup", "envs") or value in (None, {}, []):
+            continue
+        if isinstance(value, dict):
+            shown = ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None)
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        print(f"{indent}{key}: {render.clean(shown)}")

@@ -1,0 +1,285 @@
+"""Starting and stopping the service on this machine: up, down, serve, backup, restore.
+
+Besides `diamond.cli.agent` the only module of the command line that may import the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diamond.cli import locks, render
+from diamond.cli.agent import Supervisor, end_left_over_agent
+from diamond.cli.launch import progress_bar
+from diamond.cli.session import confirm, emit, leave, say
+from diamond.core.errors import Conflict, DiamondError, InvalidInput, Unavailable
+from diamond.core.home import DEFAULT_PORT, LOCAL_ENDPOINT, Home
+
+START_WAIT_S = 60.0
+STOP_WAIT_S = 30.0
+_LOG_TAIL_LINES = 20
+
+
+def up(*, detach: bool, host: str | None, port: int | None, as_json: bool) -> None:
+    home = Home.find()
+    if running := running_server(home):
+        _already_running(home, running, as_json)
+        return
+    if detach:
+        _up_detached(home, host, port, as_json)
+    else:
+        leave(_up(home, host, port, lambda url: _ready_text(url, as_json)))
+
+
+def _up(home: Home, host: str | None, port: int | None, tell: Callable[[str], None]) -> int:
+    """Server in this process, agent as its child, until a signal ends both."""
+    from diamond.server.main import serve as run_server
+
+    agent = Supervisor(home, LOCAL_ENDPOINT)
+
+    def ready(url: str) -> None:
+        agent.start(url)
+        tell(url)
+
+    try:
+        return run_server(home=home, **_address(host, port), embedded=LOCAL_ENDPOINT, on_ready=ready)
+    finally:
+        if agent.stop():
+            say("The agent has stopped; jobs that run go on, and `diamond up` takes them up again.")
+
+
+def _address(host: str | None, port: int | None) -> dict[str, Any]:
+    """What the options say, else the environment, else the defaults."""
+    chosen = os.environ.get("DIAMOND_PORT", "")
+    if port is None:
+        if chosen and not (chosen.isdecimal() and int(chosen) < 65536):
+            raise InvalidInput(f"DIAMOND_PORT is {chosen[:20]!r}", hint="set it to a port number", field="port")
+        port = int(chosen) if chosen else DEFAULT_PORT
+    return {"host": host or os.environ.get("DIAMOND_HOST") or "127.0.0.1", "port": port}
+
+
+def _ready_text(url: str, as_json: bool) -> None:
+    if as_json:
+        emit({"url": url, "pid": os.getpid()}, line=True)
+        return
+    say(f"Diamond is up: {url}")
+    say("  in another terminal:  diamond launch task.yaml")
+    say("  Ctrl-C stops it; `diamond up -d` runs it in the background")
+
+
+def _already_running(home: Home, running: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit({**running, "already_running": True})
+    else:
+        print(f"Diamond is already running: {running['url']} (process {running['pid']}, home {home.path})")
+
+
+def _up_detached(home: Home, host: str | None, port: int | None, as_json: bool) -> None:
+    home.make()
+    home.server.mkdir(exist_ok=True, mode=0o700)
+    log = server_log(home)
+    before = log.stat().st_size if log.exists() else 0
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        _daemonise(log, writer)
+        _daemon(home, host, port)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        pid = int(pipe.read().strip() or 0)
+    os.wait()
+    problem = _await_start(home, pid)
+    if problem:
+        say(f"Diamond did not start: {problem}. The end of {log}:")
+        for line in _log_tail(log, before):
+            say(f"  {line}")
+        leave(1)
+    found = running_server(home) or {"url": "", "pid": pid}
+    if as_json:
+        emit({**found, "already_running": False})
+        return
+    print(f"Diamond is up: {found['url']}")
+    say(f"  process {found['pid']}, log {log}")
+    say("  next: diamond launch task.yaml    stop it: diamond down")
+
+
+def server_log(home: Home) -> Path:
+    return home.server / "server.log"
+
+
+def _daemonise(log: Path, pid_pipe: int) -> None:
+    """Own session, no terminal, not a session leader (so that it can never get one), output into the log."""
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    os.write(pid_pipe, f"{os.getpid()}\n".encode())
+    os.close(pid_pipe)
+    os.umask(0o077)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    empty = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for fd, onto in ((empty, 0), (out, 1), (out, 2)):
+        os.dup2(fd, onto)
+    os.close(empty)
+    os.close(out)
+
+
+def _daemon(home: Home, host: str | None, port: int | None) -> None:
+    code = 1
+    try:
+        os.chdir(home.path)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        code = _up(home, host, port, lambda url: None)
+    except DiamondError as error:
+        say(f"error: {error}")
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _await_start(home: Home, pid: int) -> str:
+    """Wait until the server answers and its endpoint is online; gives what went wrong, or nothing."""
+    from diamond.sdk.client import Client
+
+    ends_at = time.monotonic() + START_WAIT_S
+    answered = False
+    while time.monotonic() < ends_at:
+        if not locks.runs(pid):
+            return "it ended at once"
+        found = running_server(home)
+        if found and found.get("url"):
+            try:
+                with Client(timeout_s=5) as client:
+                    client.health(retries=0)
+                    answered = True
+                    if client.endpoints.get(LOCAL_ENDPOINT).online:
+                        return ""
+            except Unavailable:
+                pass
+        time.sleep(0.1)
+    if answered:
+        return f"the server answers, but this machine's agent has not come online in {START_WAIT_S:.0f} s"
+    return f"it has not answered in {START_WAIT_S:.0f} s"
+
+
+def _log_tail(log: Path, start: int) -> list[str]:
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(start, log.stat().st_size - 16384))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        return [f"({error.strerror})"]
+    return [render.clean(line) for line in text.splitlines()[-_LOG_TAIL_LINES:]]
+
+
+def running_server(home: Home) -> dict[str, Any] | None:
+    """`{"pid", "url"}` of the server on this home, or None. The lock decides; server.json only adds the address."""
+    pid = locks.holder(home.server / "server.lock")
+    if pid is None:
+        return None
+    try:
+        said = json.loads(home.server_file.read_bytes())
+        url = str(said["url"]) if said["pid"] == pid else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        url = ""
+    return {"pid": pid, "url": url}
+
+
+def down(*, as_json: bool) -> None:
+    home = Home.find()
+    found = running_server(home)
+    if not found:
+        emit({"stopped": False, "was_running": False}) if as_json else say("Diamond is not running.")
+        return
+    pid = int(found["pid"])
+    if not pid:
+        raise Conflict("a server holds the lock but does not say its process number", hint=f"see {home.server}")
+    try:
+        ended = locks.end(pid, home.server / "server.lock", STOP_WAIT_S)
+    except PermissionError as error:
+        raise Conflict(
+            f"process {pid} is not yours to stop", hint="ask the user who started it, or run this as that user"
+        ) from error
+    if not ended:
+        raise Unavailable(f"process {pid} has not ended in {STOP_WAIT_S:.0f} s", hint=f"see {server_log(home)}")
+    end_left_over_agent(home.agent(LOCAL_ENDPOINT))
+    if as_json:
+        emit({"stopped": True, "was_running": True, "pid": pid})
+    else:
+        print("Diamond is down. Jobs that run go on; `diamond up` takes them up again.")
+
+
+def serve(*, host: str | None, port: int | None, database_url: str | None) -> None:
+    from diamond.server.main import serve as run_server
+
+    home = Home.find()
+    leave(
+        run_server(
+            home=home, **_address(host, port), database_url=database_url, on_ready=lambda url: say(f"Diamond: {url}")
+        )
+    )
+
+
+def backup(file: Path, *, as_json: bool) -> None:
+    from diamond.server.backup import backup as save
+    from diamond.server.settings import load_settings
+
+    target = file.expanduser()
+    if target.exists():
+        raise Conflict(f"{file} exists", hint="choose another name: a backup replaces nothing")
+    if not target.absolute().parent.is_dir():
+        raise InvalidInput(f"there is no folder {target.absolute().parent}", field="FILE")
+    with _bar("Saving") as tell:
+        found = save(load_settings(home=Home.find().path), target, tell)
+    size_bytes = target.stat().st_size
+    if as_json:
+        emit({"file": str(target), "size_bytes": size_bytes, **vars(found)})
+        return
+    rows = found.tables.get("tasks", 0)
+    print(
+        f"Saved {rows} task{'s' if rows != 1 else ''} with logs, curves and files: {target} ({render.size(size_bytes)})"
+    )
+    say("  It holds no readable tokens, but everything else: keep it as private as the data.")
+
+
+def restore(file: Path, *, yes: bool, as_json: bool) -> None:
+    from diamond.server.backup import restore as put_back
+    from diamond.server.settings import load_settings
+
+    home = Home.find()
+    if running := running_server(home):
+        raise Conflict(f"the server runs (process {running['pid']})", hint="stop it first: diamond down")
+    settings = load_settings(home=home.path)
+    source = file.expanduser()
+    try:
+        with _bar("Restoring") as tell:
+            found = put_back(source, settings, force=yes, progress=tell)
+    except Conflict:
+        if not confirm(f"Replace everything the server keeps in {home.path} by what {file} holds?", yes=False):
+            say("Nothing was changed. -y replaces what is there without asking.")
+            raise
+        with _bar("Restoring") as tell:
+            found = put_back(source, settings, force=True, progress=tell)
+    if as_json:
+        emit({"file": str(source), **vars(found)})
+    else:
+        print(f"Restored what was saved at {render.clock(found.created_at)}. Start it with: diamond up -d")
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
+    with progress_bar(title) as tell:
+        yield None if tell is None else lambda _what, done, total: tell(done, total, 0)

@@ -1,0 +1,209 @@
+"""Commands about tasks: ps, show, stop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from diamond.cli import render
+from diamond.cli.live import metric_rank, reason_lines
+from diamond.cli.session import confirm, connect, emit, leave, say, show_error, task_json
+from diamond.core.codec import encode
+from diamond.core.durations import format_duration
+from diamond.core.errors import DiamondError, InvalidInput
+from diamond.core.states import TaskState
+from diamond.core.tasks import Task, TaskSpec
+
+if TYPE_CHECKING:
+    from diamond.sdk.client import Client
+
+LIVE = tuple(state for state in TaskState if not state.is_final)
+
+
+def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_json: bool) -> None:
+    wanted = _states(states) or (() if everything or name else LIVE)
+    with connect() as client:
+        tasks, cursor, total = client.tasks.page(states=wanted, name=name, limit=min(limit, 1000))
+        while cursor and len(tasks) < limit:
+            more, cursor, _ = client.tasks.page(
+                states=wanted, name=name, limit=min(limit - len(tasks), 1000), cursor=cursor
+            )
+            tasks += more
+    if as_json:
+        rows = [{k: v for k, v in task_json(task).items() if k not in ("spec", "jobs", "outputs")} for task in tasks]
+        emit({"tasks": rows, "total": total})
+        return
+    if not tasks:
+        say("No tasks." if wanted != LIVE else "Nothing runs or waits. All tasks: diamond ps -a")
+        return
+    now = time.time()
+    rows_shown = [
+        (
+            task.id,
+            render.clean(task.name),
+            str(task.state),
+            render.clean(task.endpoint or ""),
+            str(task.attempt or ""),
+            render.duration(task.started_at, task.ended_at, now),
+            render.ago(task.created_at, now),
+            _why(task),
+        )
+        for task in tasks
+    ]
+    heads = ("ID", "NAME", "STATE", "ENDPOINT", ">TRY", ">TIME", "CREATED", "WHY")
+    droppable = ("CREATED", "TRY", "ENDPOINT", "WHY", "TIME")
+    render.print_table(heads, rows_shown, flexible=("NAME", "WHY"), droppable=droppable)
+    if total > len(tasks):
+        say(f"{len(tasks)} of {total}; more with --limit {min(total, len(tasks) * 4)}")
+
+
+def _states(words: list[str]) -> tuple[TaskState, ...]:
+    found = []
+    for word in ",".join(words).split(","):
+        if not word.strip():
+            continue
+        try:
+            found.append(TaskState(word.strip().upper()))
+        except ValueError:
+            raise InvalidInput(
+                f"{word.strip()[:40]!r} is not a state of a task",
+                hint=f"states: {', '.join(TaskState)}",
+                field="--state",
+            ) from None
+    return tuple(found)
+
+
+def _why(task: Task) -> str:
+    if task.state is TaskState.FAILED:
+        return f"{task.reason or ''}" + (f" ({task.exit_code})" if task.exit_code else "")
+    if task.desired == "cancel" and not task.state.is_final:
+        return "stopping"
+    return render.clean(task.pending_reason) if not task.state.is_final else ""
+
+
+def show(ref: str | None, *, as_json: bool) -> None:
+    with connect() as client:
+        task = client.tasks.resolve(ref)
+        if as_json:
+            emit(task_json(task))
+            return
+        _show(client, task)
+
+
+def _show(client: Client, task: Task) -> None:
+    took = render.duration(task.started_at, task.ended_at)
+    print(f"{render.state_word(str(task.state))} {render.paint(render.clean(task.name), '1')}  {task.id}")
+    lines = reason_lines(task)
+    if task.pending_reason and not task.state.is_final:
+        lines.append(render.clean(task.pending_reason))
+    for line in lines:
+        print(f"  {line}")
+    rows = [
+        ("created", f"{render.clock(task.created_at)} ({render.ago(task.created_at)})"),
+        ("started", render.clock(task.started_at)),
+        ("ended", render.clock(task.ended_at)),
+        ("time", took),
+        ("endpoint", render.clean(task.endpoint or "")),
+        ("priority", str(task.priority or "")),
+    ]
+    if task.next_attempt_at and not task.state.is_final:
+        rows.append(("next try", f"in {format_duration(max(0.0, task.next_attempt_at - time.time()))}"))
+    _pairs([row for row in rows if row[1]])
+    if task.jobs:
+        _section("Attempts")
+        for job in task.jobs:
+            why = f" {job.reason}" if job.reason and job.reason != "COMPLETED" else ""
+            code = f" exit {job.exit_code}" if job.exit_code else ""
+            code += f" signal {job.signal}" if job.signal else ""
+            where = f"{render.clean(job.endpoint)} {render.clean(','.join(job.hosts))}".strip()
+            spent = render.duration(job.started_at, job.ended_at)
+            print(f"  {job.attempt}  {render.state_word(str(job.state))}{why}{code}  {spent}  {where}  {job.id}")
+            if job.detail and job.detail != task.detail:
+                print(f"     {render.clean(job.detail)}")
+            if job.run_dir:
+                print(f"     {render.clean(job.run_dir)}")
+    if task.spec:
+        _section("Spec")
+        _spec(task.spec)
+    metrics = [each for each in client.tasks.metrics(task.id) if each.stream == "metrics"] if task.attempt else []
+    if metrics:
+        _section("Metrics")
+        _pairs(
+            [
+                (render.clean(m.key), render.number(m.last_value))
+                for m in sorted(metrics, key=lambda m: metric_rank(m.key))
+            ]
+        )
+    if task.outputs:
+        _section("Outputs")
+        for item in task.outputs:
+            note = "" if item.stored else "  (on the endpoint only)"
+            print(f"  {render.size(item.size_bytes):>10}  {render.clean(item.path)}{note}")
+
+
+def _section(title: str) -> None:
+    print(render.paint(title, "1"))
+
+
+def _pairs(rows: list[tuple[str, str]]) -> None:
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}")
+
+
+def _spec(spec: TaskSpec) -> None:
+    """What differs from the defaults, in the form of a task file."""
+    default: dict[str, Any] = encode(TaskSpec(run="x"))
+    for key, value in encode(spec).items():
+        if key != "run" and (value == default.get(key) or key == "name"):
+            continue
+        if isinstance(value, dict):
+            print(f"  {key}:")
+            for name, item in value.items():
+                if item is not None and item != (default.get(key) or {}).get(name):
+                    shown = ", ".join(map(str, item)) if isinstance(item, list) else item
+                    print(f"    {render.clean(name)}: {render.clean(shown)}")
+        elif isinstance(value, str) and "\n" in value:
+            print(f"  {key}: |")
+            for line in render.clean_block(value).rstrip("\n").split("\n"):
+                print(f"    {line}".rstrip())
+        else:
+            print(f"  {key}: {render.clean(', '.join(value) if isinstance(value, list) else value)}")
+
+
+def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None:
+    if bool(refs) == everything:
+        raise InvalidInput(
+            "say which tasks to stop", hint="name tasks, e.g. diamond stop NAME, or use --all", field="TASK"
+        )
+    failures: list[DiamondError] = []
+    stopped: list[Task] = []
+    with connect() as client:
+        tasks = list(client.tasks.list(states=LIVE)) if everything else []
+        for ref in refs:
+            try:
+                tasks.append(client.tasks.resolve(ref))
+            except DiamondError as error:
+                failures.append(error)
+        if everything and tasks and not confirm(f"Stop {len(tasks)} tasks?", yes=yes):
+            say("Nothing was stopped; -y stops without asking.")
+            leave(1)
+        for task in tasks:
+            if task.state.is_final:
+                stopped.append(task)
+                if not as_json:
+                    say(f"{render.clean(task.name)} ({task.id}) has ended already: {task.state}")
+                continue
+            task = client.tasks.cancel(task.id)
+            stopped.append(task)
+            if not as_json:
+                word = "stopped" if task.state.is_final else "stopping"
+                print(f"{word} {render.clean(task.name)} ({task.id})")
+    if as_json:
+        emit({"tasks": [task_json(task) for task in stopped], "errors": [e.to_json()["error"] for e in failures]})
+    elif everything and not tasks:
+        say("Nothing runs or waits.")
+    if failures:
+        for failure in failures if not as_json else ():
+            show_error(failure, as_json=False)
+        leave(1)

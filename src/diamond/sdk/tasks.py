@@ -1,0 +1,357 @@
+"""Tasks seen from a client: launching them, watching them, and fetching what they left behind."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from diamond.core.bundles import is_bundle_ref
+from diamond.core.codec import decode, encode
+from diamond.core.errors import Conflict, InvalidInput, NotFound, Unavailable
+from diamond.core.ids import is_id
+from diamond.core.states import TaskState
+from diamond.core.tasks import Output, Task, TaskSpec
+from diamond.sdk.bundles import Bundles
+from diamond.sdk.downloads import Download, Downloader, choose
+from diamond.sdk.folders import Progress, Scan
+from diamond.sdk.follow import CHUNK_BYTES, Follower, FollowItem, StateChange
+from diamond.sdk.metrics import Curve, Series
+from diamond.sdk.transport import API, Transport
+
+SpecLike = TaskSpec | Mapping[str, Any] | str | os.PathLike[str]
+
+
+class Tasks:
+    """Reached as `Client.tasks`."""
+
+    def __init__(self, transport: Transport, bundles: Bundles) -> None:
+        self._transport = transport
+        self._bundles = bundles
+
+    def create(
+        self,
+        spec: SpecLike,
+        *,
+        envs: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        progress: Progress | None = None,
+        scan_progress: Progress | None = None,
+    ) -> Task:
+        """Upload a task's files and launch it.
+
+        Args:
+            spec: a TaskSpec, the same as a dictionary, or the path of a YAML file. Local paths in a file are relative
+                to the file, otherwise to the current folder.
+            envs: environment variables that are added to the spec's, or replace them.
+            idempotency_key: names this launch: a second call with the same key and spec gives the same task. None: a
+                new one is made, which keeps the client's own retries from launching twice.
+            progress: called with (bytes sent, bytes to send, files sent) during the upload.
+            scan_progress: the same while files are read.
+
+        Returns:
+            The task, PENDING or QUEUED.
+
+        Raises:
+            InvalidInput: the spec or one of its files cannot be accepted; names the field.
+            IdempotencyMismatch: the key was used for another spec.
+            ServerUnreachable: the task may or may not have been made; repeat with the same key to find out.
+        """
+        wanted = self.read(spec, envs=envs)
+        ready = self._replaced(wanted, self._scans(wanted, scan_progress), progress, send=True)
+        raw = self._transport.json(
+            "POST",
+            f"{API}/tasks",
+            body={"spec": encode(ready)},
+            headers={"Idempotency-Key": idempotency_key or f"sdk-{secrets.token_hex(16)}"},
+            repeatable=True,
+        )
+        return decode(Task, raw)
+
+    def plan(
+        self, spec: SpecLike, *, envs: Mapping[str, str] | None = None, scan_progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """What `create` would do: ``{"spec", "endpoint", "why", "others", "script", "files", "envs", "time_limit_s"}``.
+
+        Nothing is uploaded and nothing is written. Raises InvalidInput as `create` does.
+        """
+        wanted = self.read(spec, envs=envs)
+        ready = self._replaced(wanted, self._scans(wanted, scan_progress), None, send=False)
+        return dict(self._transport.json("POST", f"{API}/tasks/plan", body={"spec": encode(ready)}, repeatable=True))
+
+    def read(self, spec: SpecLike, *, envs: Mapping[str, str] | None = None) -> TaskSpec:
+        """Validate a spec in any of its forms, without the server; local paths become absolute."""
+        # Here and not above: listing tasks needs no YAML.
+        from diamond.sdk import taskfile
+
+        if isinstance(spec, str | os.PathLike):
+            file = taskfile.load(spec)
+            return taskfile.TaskFile(file.path, taskfile.with_envs(file.raw, envs or {}), file.positions).spec()
+        raw = encode(spec) if isinstance(spec, TaskSpec) else spec
+        if not isinstance(raw, Mapping):
+            raise InvalidInput("a task spec is a TaskSpec, a dictionary or the path of a YAML file")
+        return TaskSpec.parse(taskfile.with_envs(taskfile.localise(raw, Path.cwd()), envs or {}))
+
+    def get(self, task_id: str) -> Task:
+        """A task with its spec, jobs and outputs. Raises NotFound."""
+        return decode(Task, self._transport.json("GET", _path(task_id)))
+
+    def page(
+        self,
+        *,
+        states: Sequence[TaskState | str] = (),
+        name: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        id_prefix: str | None = None,
+    ) -> tuple[builtins.list[Task], str | None, int]:
+        """One page of tasks, newest first: (tasks, cursor of the next page or None, number of tasks in all)."""
+        params = {
+            "state": ",".join(str(TaskState(state)) for state in states) or None,
+            "name": name,
+            "limit": limit,
+            "cursor": cursor,
+            "id_prefix": id_prefix,
+        }
+        answer = self._transport.json("GET", f"{API}/tasks", params=params)
+        return [decode(Task, raw) for raw in answer["tasks"]], answer["next_cursor"], int(answer["total"])
+
+    def list(
+        self,
+        *,
+        states: Sequence[TaskState | str] = (),
+        name: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        id_prefix: str | None = None,
+    ) -> Iterator[Task]:
+        """Tasks, newest first, fetching pages as needed.
+
+        Args:
+            states: only tasks in one of these.
+            name: only tasks of exactly this name.
+            limit: stop after so many; None: all there are.
+            cursor: start where an earlier `page` ended.
+            id_prefix: only tasks whose id begins so.
+        """
+        left = limit
+        while left is None or left > 0:
+            size = 200 if left is None else min(left, 200)
+            tasks, cursor, _ = self.page(states=states, name=name, limit=size, cursor=cursor, id_prefix=id_prefix)
+            yield from tasks
+            left = None if left is None else left - len(tasks)
+            if cursor is None or not tasks:
+                return
+
+    def resolve(self, ref: str | None = None) -> Task:
+        """The task a person means: its id, the beginning of its id if only one begins so, or the newest of that name.
+
+        Args:
+            ref: None means the newest task of all.
+
+        Raises:
+            NotFound: nothing fits.
+            Conflict: several ids begin so.
+        """
+        if ref is None:
+            newest = next(self.list(limit=1), None)
+            if newest is None:
+                raise NotFound("there are no tasks yet", hint="launch one with: diamond launch task.yaml")
+            return self.get(newest.id)
+        if is_id(ref, "tsk"):
+            try:
+                return self.get(ref)
+            except NotFound:
+                pass  # may still be the beginning of one
+        if ref.startswith("tsk_") and len(ref) > 4:
+            begins = [task for task in self.list(id_prefix=ref, limit=5) if task.id.startswith(ref)]
+            if len(begins) > 1:
+                shown = ", ".join(task.id for task in begins[:4])
+                raise Conflict(f"several tasks begin with {ref!r}: {shown}", hint="give more of the id")
+            if begins:
+                return self.get(begins[0].id)
+        named = next(self.list(name=ref, limit=1), None)
+        if named is None:
+            raise NotFound(
+                f"there is no task {ref[:80]!r}", hint="give an id, the beginning of one, or a name; see: diamond ps -a"
+            )
+        return self.get(named.id)
+
+    def cancel(self, task_id: str) -> Task:
+        """Ask for a task to be stopped. Harmless when it has ended, or was asked before. Raises NotFound."""
+        return decode(Task, self._transport.json("POST", f"{_path(task_id)}/cancel", repeatable=True))
+
+    def wait(self, task_id: str, timeout_s: float | None = None, poll_s: float = 10.0) -> Task:
+        """Block until a task has ended; server restarts are waited out.
+
+        Args:
+            timeout_s: give up after so many seconds; the task goes on.
+            poll_s: most seconds between two looks; a change is usually noticed at once.
+
+        Raises:
+            TimeoutError: it has not ended in time.
+        """
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        path = f"{_path(task_id)}/events"
+        cursor = 0
+        while True:
+            left = math.inf if ends_at is None else ends_at - time.monotonic()
+            try:
+                # The cursor is taken before the look at the task: what happens in between ends the wait at once.
+                while events := self._transport.json("GET", path, params={"since": cursor, "limit": 500})["events"]:
+                    cursor = int(events[-1]["seq"])
+                task = self.get(task_id)
+                if task.state.is_final:
+                    return task
+                if left <= 0:
+                    raise TimeoutError(f"task {task_id} is still {task.state} after {timeout_s:g} s")
+                wait_s = max(0.0, min(poll_s, left))
+                self._transport.json("GET", path, params={"since": cursor, "limit": 1, "wait_s": wait_s}, wait_s=wait_s)
+            except Unavailable:
+                if left <= 0:
+                    raise
+                time.sleep(min(1.0, max(0.0, left)))
+
+    def follow(
+        self, task_id: str, *, logs: bool = True, from_start: bool = True, metrics: bool = True
+    ) -> Iterator[FollowItem]:
+        """What happens to a task, as it happens, until it has ended.
+
+        Gives `StateChange` (the present state first), `LogChunk` (every byte of every attempt's log exactly once, in
+        order), `MetricPoint` and, when the server stops answering for a while, `LinkChange`. Server restarts and agent
+        outages are waited out; when the task is retried, it moves on to the next attempt.
+
+        Args:
+            logs: whether to give log bytes.
+            from_start: begin with the first attempt's first byte; otherwise with what is written from now on.
+            metrics: whether to give metric values.
+
+        Raises:
+            NotFound: there is no such task.
+        """
+        return Follower(self._transport, task_id, logs=logs, from_start=from_start, metrics=metrics).items()
+
+    def logs(self, task_id: str, attempt: int | None = None, *, tail: int | None = None) -> Iterator[bytes]:
+        """The log of one attempt as far as it is written, in pieces. Does not wait for more.
+
+        Args:
+            attempt: from 1; None: the newest.
+            tail: only the last so many bytes.
+
+        Raises:
+            NotFound: there is no such task or attempt.
+        """
+        params: dict[str, Any] = {"attempt": attempt, "limit": CHUNK_BYTES}
+        params |= {"offset": 0} if tail is None else {"tail": tail}
+        while True:
+            answer = self._transport.request("GET", f"{_path(task_id)}/logs", params=params)
+            if answer.content:
+                yield answer.content
+            following = int(answer.headers["Diamond-Next-Offset"])
+            if following <= int(answer.headers["Diamond-Offset"]) and not answer.content:
+                return
+            # The attempt is pinned, so that a retry between two pieces does not join two logs.
+            params = {"attempt": answer.headers.get("Diamond-Attempt"), "limit": CHUNK_BYTES, "offset": following}
+
+    def outputs(self, task_id: str) -> builtins.list[Output]:
+        """Files the task left behind; those not `stored` are on the endpoint alone."""
+        answer = self._transport.json("GET", f"{_path(task_id)}/outputs")
+        return [decode(Output, raw) for raw in answer["outputs"]]
+
+    def download(
+        self,
+        task_id: str,
+        dest: str | os.PathLike[str],
+        *,
+        paths: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> builtins.list[Download]:
+        """Fetch outputs into a folder. Repeating it fetches only what is missing or differs.
+
+        Every file appears complete and with its checksum verified, or not at all; a broken transfer is resumed.
+
+        Args:
+            dest: folder; made if need be.
+            paths: files, folders or patterns among the outputs; None: all that the server holds.
+            progress: called with (bytes done, bytes in all, files done).
+
+        Raises:
+            NotFound: a path names no output, or one that is only on the endpoint.
+            DigestMismatch: the bytes that arrive are not those the task reported.
+        """
+        items = choose(self.outputs(task_id), paths)
+        return Downloader(self._transport, task_id).fetch_all(items, Path(dest).expanduser(), progress)
+
+    def download_file(
+        self, task_id: str, path: str, dest: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> Download:
+        """Fetch one output to exactly the file `dest`; otherwise as `download`."""
+        (item, *more) = choose(self.outputs(task_id), [path])
+        if more:
+            raise InvalidInput(f"{path!r} names {len(more) + 1} outputs", hint="give a folder to put them into")
+        tell = (lambda done: progress(done, item.size_bytes, 0)) if progress else (lambda done: None)
+        return Downloader(self._transport, task_id).fetch(item, Path(dest).expanduser(), tell)
+
+    def metrics(self, task_id: str, attempt: int | None = None) -> builtins.list[Series]:
+        """Every metric of an attempt (None: the newest) with its newest value."""
+        answer = self._transport.json("GET", f"{_path(task_id)}/metrics", params={"attempt": attempt})
+        return [Series.of(raw) for raw in answer["series"]]
+
+    def curve(
+        self,
+        task_id: str,
+        key: str,
+        *,
+        attempt: int | None = None,
+        max_points: int = 2000,
+        x: str = "step",
+        x_min: float | None = None,
+        x_max: float | None = None,
+    ) -> Curve:
+        """One metric over time, thinned by the server to at most `max_points` points.
+
+        Args:
+            x: "step", or "time" for Unix seconds.
+
+        Raises:
+            NotFound: the task has no such metric.
+        """
+        params = {"key": key, "attempt": attempt, "max_points": max_points, "x": x, "x_min": x_min, "x_max": x_max}
+        return Curve.of(self._transport.json("GET", f"{_path(task_id)}/metrics/curve", params=params))
+
+    def _scans(self, spec: TaskSpec, progress: Progress | None) -> dict[str, Scan]:
+        found: dict[str, Scan] = {}
+        for target, source in spec.bundle_refs.items():
+            if is_bundle_ref(source):
+                continue
+            try:
+                found[target] = self._bundles.scan(source, progress=progress)
+            except InvalidInput as error:
+                field = "workdir" if target == "." else f"file_mounts.{target}"
+                raise type(error)(error.message, hint=error.hint, field=field) from error
+            if target == "." and found[target].manifest.is_file:
+                raise InvalidInput(f"{source} is a file; the workdir is a folder", field="workdir")
+        return found
+
+    def _replaced(
+        self, spec: TaskSpec, scans: Mapping[str, Scan], progress: Progress | None, *, send: bool
+    ) -> TaskSpec:
+        """The spec with references in place of local paths."""
+        refs = dict(spec.bundle_refs)
+        for target, scan in scans.items():
+            refs[target] = self._bundles.upload(scan, progress=progress).ref if send else scan.manifest.ref
+        workdir = refs.pop(".", None)
+        return TaskSpec.parse({**encode(spec), "workdir": workdir, "file_mounts": refs})
+
+
+def _path(task_id: str) -> str:
+    return f"{API}/tasks/{quote(task_id, safe='')}"
+
+
+__all__ = ["Download", "Progress", "SpecLike", "StateChange", "Tasks"]

@@ -1,0 +1,184 @@
+"""Bodies of requests and answers that are not themselves core types. They make the OpenAPI document and the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diamond.core.endpoints import Endpoint, QueueEntry
+from diamond.core.events import Event
+from diamond.core.tasks import Output, Task, TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorDetail:
+    """`code` is stable; `transient` says whether the same request may work later."""
+
+    code: str
+    message: str
+    hint: str
+    field: str
+    transient: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorAnswer:
+    """The body of every answer with a status of 400 or more."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTask:
+    """Unknown fields of `spec` are refused. Amounts may also be numbers (`cpus: 4`), durations text (`"2h"`)."""
+
+    spec: TaskSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """What a task would become: where it would run and why, and exactly which files would run there."""
+
+    spec: TaskSpec
+    endpoint: str | None
+    why: list[str]
+    others: dict[str, str]
+    script: str
+    files: dict[str, str]
+    envs: dict[str, str]
+    time_limit_s: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPage:
+    """Newest first, without `spec`, `jobs` and `outputs`. Pass `next_cursor` as `cursor` for the next page."""
+
+    tasks: list[Task]
+    next_cursor: str | None
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventPage:
+    """Pass `cursor` as `since` next time; start over from 0 when `epoch` changes (a backup was restored)."""
+
+    events: list[Event]
+    cursor: int
+    epoch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One key of a job. A number that is not finite is null."""
+
+    key: str
+    stream: str
+    count: int
+    last_step: float | None
+    last_t: float | None
+    last_value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesList:
+    attempt: int
+    series: list[Series]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveAnswer:
+    """`points` are [x, min, max, mean, last]; with `exact`, each is one sample."""
+
+    attempt: int
+    key: str
+    x: str
+    count: int
+    points: list[list[float | None]]
+    exact: bool
+    non_finite: int
+    first_non_finite_x: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputList:
+    outputs: list[Output]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEndpoint:
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreatedEndpoint:
+    """`token` is for the endpoint's agent and is never shown again."""
+
+    endpoint: Endpoint
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointList:
+    endpoints: list[Endpoint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    queue: list[QueueEntry]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingBlob:
+    """`received` bytes of an unfinished upload are held: go on from there."""
+
+    digest: str
+    received: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleAnswer:
+    """Use `ref` in a task once `complete`; until then upload what is missing and ask again."""
+
+    ref: str
+    digest: str
+    missing: list[MissingBlob]
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlobQuery:
+    digests: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingBlobs:
+    missing: list[MissingBlob]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadState:
+    """Bytes held so far; send the rest from `received` on."""
+
+    received: int
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackStored:
+    stored: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    status: str
+    version: str
+    epoch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    version: str
+    epoch: str
+    data_dir: str
+    database: str
+    counts: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""The ASGI application: routes, middlewares, and what runs in the background. Made anew for each server or test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio.to_thread
+import sqlalchemy as sa
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from diamond.server.api import ROUTERS
+from diamond.server.api.answers import ERROR_HANDLERS, Json
+from diamond.server.api.documents import document
+from diamond.server.api.runtime import Runtime
+from diamond.server.auth import Authenticator
+from diamond.server.hub import Hub
+from diamond.server.limits import BodyLimit
+from diamond.server.logs import RequestLog
+from diamond.server.prometheus import RequestMetrics, ServerMetrics
+from diamond.server.services import planning, tasks
+from diamond.server.services.context import Context
+from diamond.server.settings import Settings
+from diamond.server.store.models import EndpointRow
+from diamond.server.web import landing
+
+log = logging.getLogger("diamond.server")
+_LONGEST_PLANNING_PAUSE_S = 60.0
+_AFTER_FAILURE_S = 5.0
+_SWEEP_EVERY_S = 86_400.0
+
+
+def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
+    """The application over `ctx`. `hub` must be the one in `ctx`."""
+    metrics = ServerMetrics(lambda: _standing(ctx))
+    runtime = Runtime(ctx=ctx, hub=hub, settings=settings, metrics=metrics, authenticator=Authenticator(ctx))
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = settings.threads
+        hub.start()
+        background = [asyncio.create_task(keep_planning(runtime)), asyncio.create_task(keep_sweeping(runtime))]
+        try:
+            yield
+        finally:
+            hub.close()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.to_thread(hub.stop)
+
+    app = FastAPI(
+        title="Diamond",
+        lifespan=lifespan,
+        docs_url=None,  # its pages load scripts from a CDN
+        redoc_url=None,
+        openapi_url=None,  # served below with our own answer class
+        redirect_slashes=False,
+        exception_handlers={**ERROR_HANDLERS, ClientDisconnect: _gone},
+        middleware=[
+            Middleware(RequestLog, slow_s=settings.slow_request_s),
+            Middleware(RequestMetrics, metrics=metrics),
+            Middleware(BodyLimit, max_json_bytes=settings.max_json_bytes, max_report_bytes=settings.max_report_bytes),
+        ],
+    )
+    app.state.runtime = runtime
+    for router in (*ROUTERS, landing.router):
+        app.include_router(router)
+    app.state.routes = [route for router in (*ROUTERS, landing.router) for route in router.routes]
+
+    async def openapi(_request: Request) -> Response:
+        return Json(document(app))
+
+    app.add_route("/openapi.json", openapi, include_in_schema=False)
+    return app
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """The client hung up while sending: nobody reads this answer, and it is nobody's mistake."""
+    return Response(status_code=499)
+
+
+def _standing(ctx: Context) -> tuple[dict[str, int], dict[str, int]]:
+    with ctx.db.read() as session:
+        seen = session.scalars(sa.select(EndpointRow.last_seen_at)).all()
+    now = ctx.clock()
+    online = sum(planning.is_online(at, now) for at in seen)
+    return tasks.counts(ctx), {"online": online, "offline": len(seen) - online}
+
+
+async def keep_planning(runtime: Runtime) -> None:
+    """Place what is due, now and whenever something changes."""
+    hub, clock = runtime.hub, runtime.ctx.clock
+    with hub.subscribe("planning") as subscription:
+        while not hub.closing:
+            try:
+                due = await run_in_threadpool(planning.run_due, runtime.ctx)
+                pause_s = _LONGEST_PLANNING_PAUSE_S if due is None else due - clock()
+            except Exception:
+                # Whatever it was, tasks must go on being placed once it is mended.
+                log.exception("planning failed; trying again in %.0f s", _AFTER_FAILURE_S)
+                pause_s = _AFTER_FAILURE_S
+            await subscription.wait(min(max(pause_s, 0.05), _LONGEST_PLANNING_PAUSE_S))
+
+
+async def keep_sweeping(runtime: Runtime) -> None:
+    """Remove uploads nobody finished, once a day."""
+    older_than_s = runtime.settings.partial_upload_days * 86_400
+    with runtime.hub.subscribe() as subscription:
+        while not runtime.hub.closing:
+            with suppress(OSError):
+                swept = await run_in_threadpool(runtime.ctx.blobs.sweep_partials, older_than_s)
+                if swept:
+                    log.info("removed %d unfinished uploads", swept)
+            await subscription.wait(_SWEEP_EVERY_S)

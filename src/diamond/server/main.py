@@ -1,0 +1,250 @@
+"""Running a server: one per home, from an empty folder to answering, and down again without losing a request.
+
+Owns the lock, server.json, the listening socket and the signals. Must not know routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+import uvicorn
+
+import diamond
+from diamond.core.errors import Conflict, DiamondError, InstallationProblem
+from diamond.core.home import DEFAULT_PORT, ClientConfig, Home
+from diamond.core.rundir import write_atomic
+from diamond.server.app import create_app
+from diamond.server.hub import Hub
+from diamond.server.logs import configure_logging
+from diamond.server.services import bootstrap
+from diamond.server.services.context import Context
+from diamond.server.settings import Settings, load_settings
+from diamond.server.store.blobs import BlobStore
+from diamond.server.store.db import Database
+from diamond.server.store.series import SeriesStore
+from diamond.server.store.streams import StreamStore
+
+log = logging.getLogger("diamond.server")
+_GRACE_S = 10
+
+
+def serve(
+    *,
+    home: Home,
+    host: str = "127.0.0.1",
+    port: int = DEFAULT_PORT,
+    database_url: str | None = None,
+    embedded: str | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> int:
+    """Run a server until SIGTERM or SIGINT; 0 when it stopped as asked.
+
+    Args:
+        port: 0 takes a free one.
+        embedded: name of an endpoint to prepare for an agent on this machine.
+        on_ready: called with the server's address, on the main thread, once it answers.
+
+    Raises:
+        Conflict: another server runs on this home.
+        InstallationProblem: the port is taken, the database cannot be used, or the address is not allowed.
+    """
+    settings = load_settings(home=home.path, host=host, port=port, database_url=database_url, embedded=embedded)
+    return run(settings, on_ready=on_ready)
+
+
+def run(settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> int:
+    """`serve`, with everything that can be set."""
+    _check_address(settings)
+    configure_logging(settings.log_level, settings.log_format)
+    home = settings.home_dir
+    with ExitStack() as stack:
+        stack.enter_context(server_lock(home))
+        listener = stack.enter_context(_bind(settings.host, settings.port))
+        url = _url(settings.host, listener.getsockname()[1])
+        db = open_database(settings)
+        stack.callback(db.close)
+        db.migrate()
+        hub = make_hub(db)
+        ctx = make_context(settings, db, hub)
+        prepared = bootstrap.prepare(ctx, embedded=settings.embedded or None)
+        ClientConfig(url=url, token=prepared.user_token).save(home)
+
+        def ready() -> None:
+            write_atomic(home.server_file, json.dumps({"pid": os.getpid(), "url": url}).encode())
+            log.info("Diamond %s answers at %s", diamond.__version__, url)
+            if on_ready:
+                on_ready(url)
+
+        stack.callback(home.server_file.unlink, missing_ok=True)
+        server = _Server(_uvicorn_config(ctx, hub, settings), hub, ready)
+        server.run(sockets=[listener])
+        if server.failure is not None:
+            raise server.failure
+        log.info("stopped")
+    return 0
+
+
+def open_database(settings: Settings) -> Database:
+    return Database(settings.database, sqlite_synchronous=settings.sqlite_synchronous)
+
+
+def make_hub(db: Database) -> Hub:
+    if db.is_sqlite:
+        return Hub()
+    from diamond.server.hub_postgres import PostgresHub
+
+    return PostgresHub(db.url)
+
+
+def make_context(settings: Settings, db: Database, hub: Hub) -> Context:
+    """Stores and database as services want them. The schema must be there already."""
+    root = settings.home_dir.server
+    streams = StreamStore(root / "streams", segment_bytes=settings.log_segment_bytes, cap_bytes=settings.log_cap_bytes)
+    return Context(
+        home=settings.home_dir,
+        db=db,
+        streams=streams,
+        series=SeriesStore(root / "series", streams),
+        blobs=BlobStore(root / "blobs"),
+        hub=hub,
+        epoch=db.epoch(),
+    )
+
+
+@contextmanager
+def server_lock(home: Home) -> Iterator[None]:
+    """Hold this home's server lock; the system lets go of it however the process ends.
+
+    Raises:
+        Conflict: somebody holds it; names the process.
+    """
+    home.make()
+    home.server.mkdir(exist_ok=True, mode=0o700)
+    path = home.server / "server.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode("ascii", errors="replace").strip() or "unknown"
+            raise Conflict(
+                f"a Diamond server already runs on {home.path} (process {holder})",
+                hint=f"use it, or stop it first: kill {holder}" if holder.isdecimal() else "stop it first",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_address(settings: Settings) -> None:
+    if not settings.is_loopback and not settings.allow_remote:
+        raise InstallationProblem(
+            f"refusing to listen on {settings.host}: Diamond has one user and speaks plain HTTP, so whoever listens in "
+            "on that network could take the token and run anything as you",
+            hint="listen on 127.0.0.1 and reach it through an SSH tunnel or a TLS proxy; if a proxy needs another "
+            "address, set DIAMOND_ALLOW_REMOTE=1",
+            field="host",
+        )
+    if settings.log_cap_bytes < 2 * settings.log_segment_bytes:
+        raise InstallationProblem(
+            "setting log_cap_bytes: must be at least twice log_segment_bytes",
+            hint="raise DIAMOND_LOG_CAP_BYTES or lower DIAMOND_LOG_SEGMENT_BYTES",
+            field="log_cap_bytes",
+        )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: nobody connects before there is somebody to answer."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InstallationProblem(f"cannot listen on {host}: {error}", field="host") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InstallationProblem(
+                f"port {port} on {host} is already in use",
+                hint=f"choose another with --port, e.g. --port {port + 1 if port < 65535 else 0}, or stop what uses it",
+                field="port",
+            ) from error
+        raise InstallationProblem(f"cannot listen on {host}:{port}: {error.strerror}", field="port") from error
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    # Every address answers here; the loopback one is what this machine's clients should use.
+    shown = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host  # noqa: S104
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _uvicorn_config(ctx: Context, hub: Hub, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(ctx, hub, settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        ws="none",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says when it is ready and ends waiting requests first when asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.failure: BaseException | None = None
+        self._hub = hub
+        self._ready = ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets=sockets)
+        try:
+            self._ready()
+        except Exception as error:
+            self.failure = error
+            self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._hub.close()
+        await super().shutdown(sockets=sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's own: it raises the signal again at the end, which would skip our clean-up.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+        if self._loop is not None:
+            # Through the loop: this may interrupt the hub in the middle of something.
+            self._loop.call_soon_threadsafe(self._hub.close)
+
+
+def main() -> int:
+    """`python -m diamond.server`: everything from the environment."""
+    try:
+        return run(load_settings(), on_ready=lambda url: print(url, flush=True))
+    except DiamondError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
