@@ -211,8 +211,10 @@ class Link:
 
 
 def _json_of(answer: http.client.HTTPResponse) -> Any:
+    if (answer.length or 0) > _MAX_JSON_BYTES:
+        raise ProtocolError(f"the server's answer is {answer.length} bytes long")
     try:
-        data = answer.read(_MAX_JSON_BYTES)
+        data = answer.read()  # without a number it notices an answer that broke off
     except (OSError, http.client.HTTPException) as error:
         raise ServerUnreachable(f"the server's answer broke off: {error}") from error
     try:

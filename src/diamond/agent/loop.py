@@ -406,6 +406,7 @@ class Loop:
         if self._policy.refresh():
             log.info("policy.toml changed: %s", self._policy.policy.describe())
             self._session.greet_again()
+            self._table.on_news()  # the reporter is the first to be free for it
         self._write([])
         if not self._unwritten and now >= self._held_until and not self._to_accept and not self._ready:
             self._storage_problem = ""

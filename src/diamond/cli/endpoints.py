@@ -63,7 +63,10 @@ def ls(*, as_json: bool) -> None:
             )
         )
     render.print_table(
-        ("NAME", "STATE", "SCHEDULER", ">CPUS", "GPUS", ">RUNNING", ">QUEUED", "SEEN"), rows, flexible=("GPUS",)
+        ("NAME", "STATE", "SCHEDULER", ">CPUS", "GPUS", ">RUNNING", ">QUEUED", "SEEN"),
+        rows,
+        flexible=("GPUS",),
+        droppable=("SEEN", "SCHEDULER", "QUEUED", "RUNNING", "GPUS"),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -187,7 +188,8 @@ class LiveView:
             self._print(render.clean_log(rest))
 
     def _print(self, text: str) -> None:
-        self._console.print(_Raw(text))
+        # Cropping to the window would take seconds for a megabyte, and the terminal wraps long lines by itself.
+        self._console.print(_Raw(text), crop=False)
 
     def _render(self) -> Any:
         from rich.console import Group
@@ -294,9 +296,10 @@ def show_summary(client: Client, task: Task) -> None:
     for line in reason_lines(task):
         say(f"  {line}")
     found = [series for series in client.tasks.metrics(task.id) if series.stream == "metrics"] if task.attempt else []
+    width = max(4, min(24, shutil.get_terminal_size().columns - 32))
     for series in sorted(found, key=lambda each: metric_rank(each.key))[:6]:
         curve = client.tasks.curve(task.id, series.key, max_points=200)
-        spark = render.sparkline([point.mean for point in curve.points], 24)
+        spark = render.sparkline([point.mean for point in curve.points], width)
         say(f"  {render.clean(series.key):<16} {render.number(series.last_value):>10}  {spark}")
     if task.outputs:
         total = sum(item.size_bytes for item in task.outputs)

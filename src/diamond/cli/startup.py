@@ -38,6 +38,10 @@ def skip_pydantic() -> None:
                 return value
             if self.annotation == list[str] and all(type(item) is str for item in value):
                 return list(value)
+            if self.annotation is int and isinstance(value, str) and value.isascii() and value.isdecimal():
+                low, high = self.parameter_info.min, self.parameter_info.max
+                if (low is None or int(value) >= low) and (high is None or int(value) <= high):
+                    return int(value)
             return build_runtime_param(param.type_descriptor)._coerce_value(value, param=param, ctx=ctx)
 
     def build(descriptor: Any) -> RuntimeParam:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio.to_thread
-import sqlalchemy as sa
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -24,10 +23,9 @@ from diamond.server.hub import Hub
 from diamond.server.limits import BodyLimit
 from diamond.server.logs import RequestLog
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
-from diamond.server.services import planning, tasks
+from diamond.server.services import endpoints, planning, tasks
 from diamond.server.services.context import Context
 from diamond.server.settings import Settings
-from diamond.server.store.models import EndpointRow
 from diamond.server.web import landing
 
 log = logging.getLogger("diamond.server")
@@ -38,7 +36,7 @@ _SWEEP_EVERY_S = 86_400.0
 
 def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
     """The application over `ctx`. `hub` must be the one in `ctx`."""
-    metrics = ServerMetrics(lambda: _standing(ctx))
+    metrics = ServerMetrics(lambda: (tasks.counts(ctx), endpoints.counts(ctx)))
     runtime = Runtime(ctx=ctx, hub=hub, settings=settings, metrics=metrics, authenticator=Authenticator(ctx))
 
     @asynccontextmanager
@@ -84,14 +82,6 @@ def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
 async def _gone(_request: Request, _error: Exception) -> Response:
     """The client hung up while sending: nobody reads this answer, and it is nobody's mistake."""
     return Response(status_code=499)
-
-
-def _standing(ctx: Context) -> tuple[dict[str, int], dict[str, int]]:
-    with ctx.db.read() as session:
-        seen = session.scalars(sa.select(EndpointRow.last_seen_at)).all()
-    now = ctx.clock()
-    online = sum(planning.is_online(at, now) for at in seen)
-    return tasks.counts(ctx), {"online": online, "offline": len(seen) - online}
 
 
 async def keep_planning(runtime: Runtime) -> None:

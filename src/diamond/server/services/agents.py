@@ -242,17 +242,17 @@ def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states:
 
 def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: JobReport) -> bool:
     newest = job.attempt == task.attempt
-    if newest and item.state is JobState.QUEUED and item.pending_reason[:500] != task.pending_reason:
-        task.pending_reason = item.pending_reason[:500]
+    if newest and item.state is JobState.QUEUED:
+        task.pending_reason = _text(item.pending_reason, 500)
     if not job_advances(JobState(job.state), item.state):
         return False
     now = ctx.clock()
     job.state = item.state.value
-    job.detail = item.detail[:_MAX_DETAIL]
+    job.detail = _text(item.detail, _MAX_DETAIL)
     job.exit_code, job.signal = item.exit_code, item.signal
-    job.scheduler_id = (item.scheduler_id or job.scheduler_id or "")[:200] or None
-    job.hosts = [host[:255] for host in item.hosts[:10_000]] or job.hosts
-    job.run_dir = item.run_dir[:4096] or job.run_dir
+    job.scheduler_id = _text(item.scheduler_id or job.scheduler_id or "", 200) or None
+    job.hosts = [_text(host, 255) for host in item.hosts[:10_000]] or job.hosts
+    job.run_dir = _text(item.run_dir, 4096) or job.run_dir
     job.queued_at = item.queued_at or job.queued_at
     job.started_at = item.started_at or job.started_at
     job.ended_at = item.ended_at or job.ended_at
@@ -263,6 +263,11 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
             task.outputs = [encode(entry) for entry in _checked_outputs(item)]
     lifecycle.follow_job(session, task, job, now)
     return True
+
+
+def _text(raw: str, limit: int) -> str:
+    """What an agent says, as the database can hold it: PostgreSQL refuses NUL, and lone surrogates are not text."""
+    return raw[:limit].replace("\x00", "").encode(errors="replace").decode()
 
 
 def _checked_outputs(item: JobReport) -> list[Output]:

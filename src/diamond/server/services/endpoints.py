@@ -107,6 +107,14 @@ def _entry(job: JobRow, task: TaskRow, endpoint: str) -> QueueEntry:
     )
 
 
+def counts(ctx: Context) -> dict[str, int]:
+    """How many endpoints are online and offline, for monitoring."""
+    with ctx.db.read() as session:
+        seen = session.scalars(sa.select(EndpointRow.last_seen_at)).all()
+    online = sum(is_online(at, ctx.clock()) for at in seen)
+    return {"online": online, "offline": len(seen) - online}
+
+
 def to_endpoint(row: EndpointRow, now: float) -> Endpoint:
     return Endpoint(
         id=row.id,

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diamond.agent.gpus import GpuSlot, short_model
+from diamond.agent.schedulers.base import Submission
+from diamond.agent.schedulers.local_queue import PATIENCE_S, Line, Slots
+
+GPUS = [GpuSlot(index=0, model="H100"), GpuSlot(index=1, model="A100"), GpuSlot(index=2, model="H100")]
+
+
+def job(name: str, **asked: Any) -> Submission:
+    return Submission(name=name, run_dir=Path("/x"), script=Path("/x/job.sh"), **asked)
+
+
+class Queue:
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.line = Line()
+        self.jobs: dict[str, Submission] = {}
+
+    def add(self, name: str, **asked: Any) -> None:
+        self.jobs[name] = job(name, **asked)
+        self.line.add(name, priority=asked.get("priority", 0), order=len(self.jobs))
+
+    def start(self, now_s: float = 0.0) -> list[str]:
+        started = []
+        while (name := self.line.next(self.slots, self.jobs, now_s)[0]) is not None:
+            self.slots.take(self.jobs[name])
+            self.line.remove(name)
+            started.append(name)
+        return started
+
+    def end(self, name: str) -> None:
+        self.slots.give_back(self.jobs[name], ())
+
+
+def test_a_stream_of_small_jobs_cannot_starve_a_large_one() -> None:
+    queue = Queue(Slots(cpus=2, mem_bytes=0))
+    queue.add("first")
+    queue.add("large", cpus=2)
+    queue.add("small-1")
+    assert queue.start(0.0) == ["first", "small-1"]
+    queue.end("small-1")
+    queue.add("small-2")
+    assert queue.start(PATIENCE_S - 1) == ["small-2"]
+    queue.end("small-2")
+    queue.add("small-3")
+    assert queue.start(PATIENCE_S + 1) == []
+    queue.end("first")
+    assert queue.start(PATIENCE_S + 2) == ["large"]
+
+
+def test_gpus_by_type_and_index() -> None:
+    slots = Slots(cpus=8, mem_bytes=0, gpus=GPUS)
+    assert slots.take(job("a", gpus=2, gpu_type="h100")) == (0, 2)
+    assert slots.why_not_now(job("b", gpus=1, gpu_type="H100")) == "waiting for 1 GPU; 0 free"
+    assert slots.take(job("c", gpus=1)) == (1,)
+    slots.give_back(job("a", gpus=2, gpu_type="H100"), (0, 2))
+    assert slots.free_gpus == {0, 2}
+    assert slots.why_never(job("d", gpus=3, gpu_type="H100")) == (
+        "the task asks for 3 H100 GPUs; this machine has 2 (it has A100, H100)"
+    )
+
+
+def test_memory_is_a_slot_too() -> None:
+    slots = Slots(cpus=8, mem_bytes=10 << 30)
+    slots.take(job("a", mem_bytes=6 << 30))
+    assert "memory" in slots.why_not_now(job("b", mem_bytes=6 << 30))
+    assert slots.why_not_now(job("c", mem_bytes=4 << 30)) == ""
+    assert "11 GiB" in slots.why_never(job("d", mem_bytes=11 << 30))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("Something Else", "Something-Else"),
+    ],
+)
+def test_models_as_users_call_them(name: str, model: str) -> None:
+    assert short_model(name) == model
+
+
+def test_a_type_is_recognised_however_it_is_written() -> None:
+    slot = GpuSlot(index=0, model="RTX-A6000")
+    assert all(slot.is_type(asked) for asked in ("RTX-A6000", "rtxa6000", "A6000", None))
+    assert not slot.is_type("A600")

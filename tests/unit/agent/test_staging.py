@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from diamond.agent.cache import Cache
+from diamond.agent.link import Link
+from diamond.agent.staging import Stager, StagingFailed, StagingStopped, place
+from diamond.core.bundles import BundleFile, Manifest
+from diamond.core.errors import InvalidInput, ServerUnreachable
+from diamond.core.reasons import Reason
+from diamond.core.states import Desired
+from diamond.core.tasks import TaskSpec
+from diamond.core.wire import JobOrder
+
+DIGEST = "sha256:" + "0" * 64
+
+
+def order(**spec: Any) -> JobOrder:
+    return JobOrder(
+        job_id="job_00000001",
+        task_id="tsk_00000001",
+        task_name="t",
+        attempt=1,
+        desired=Desired.RUN,
+        spec=TaskSpec.parse({"run": "true", **spec}),
+    )
+
+
+def folder(*paths: str, **links: str) -> Manifest:
+    files = [BundleFile(path=path, digest=DIGEST) for path in paths]
+    files += [BundleFile(path=path, link_to=target) for path, target in links.items()]
+    return Manifest(files=tuple(sorted(files, key=lambda item: item.path)))
+
+
+@pytest.fixture
+def stop() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def stager(server: Any, tmp_path: Path, stop: threading.Event) -> Any:
+    stager = Stager(cache=Cache(tmp_path / "cache", cast(Link, server)), stop=stop)
+    yield stager
+    stager.close()
+
+
+def test_mounts_beside_the_workdir() -> None:
+    single = Manifest(files=(BundleFile(path="weights.bin", digest=DIGEST),), is_file=True)
+    placed = place({".": folder("a.py", "pkg/b.py"), "data/set": folder("x"), "pkg/w.bin": single})
+    assert [one.path for one in placed] == ["a.py", "pkg/b.py", "data/set/x", "pkg/w.bin"]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "words"),
+    [
+        ({".": folder("data/x"), "data": folder("x")}, ["file_mounts.data", "'data/x'", "workdir"]),
+        ({".": folder("data"), "data": folder("x")}, ["file_mounts.data", "a file"]),
+        ({".": folder("a", data="a"), "data": folder("x")}, ["file_mounts.data", "a link"]),
+        ({"a": folder("x"), "a/x": folder("y")}, ["file_mounts.a/x"]),
+    ],
+)
+def test_collisions_are_refused_by_name(bundles: dict[str, Manifest], words: list[str]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        place(bundles)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_makes_a_complete_directory(stager: Stager, tmp_path: Path, server: Any) -> None:
+    ref = server.bundle({"a b/c.txt": b"content", "empty": b""})
+    path = tmp_path / "jobs" / "job_00000001"
+    asked = order(run="echo 'x'\n", setup="true", workdir=ref, ranks_per_node=2, envs={"A": "1\n2"})
+    stager.stage(asked, path)
+    assert (path / "work/a b/c.txt").read_bytes() == b"content"
+    assert (path / "work/empty").read_bytes() == b""
+    assert (path / "run.sh").read_text() == "echo 'x'\n"
+    assert b"A=1\n2\0" in (path / "env").read_bytes()
+    assert (path / "launch.py").exists() and (path / "exit.tmp").stat().st_size == 1024
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert (path / "log").read_bytes() == b""
+    stager.stage(asked, path)  # an interrupted attempt is done over
+    assert (path / "work/a b/c.txt").read_bytes() == b"content"
+
+
+def test_executables_and_links(stager: Stager, tmp_path: Path, server: Any) -> None:
+    server.bundle({"x": b"#!/bin/sh\n"})
+    digest, data = next(iter(server.blobs.items()))
+    manifest = Manifest(
+        files=(
+            BundleFile(path="bin/run", digest=digest, size_bytes=len(data), executable=True),
+            BundleFile(path="link", link_to="bin/run"),
+        )
+    )
+    server.manifests[manifest.digest] = manifest
+    stager.stage(order(workdir=manifest.ref), tmp_path / "job")
+    assert os.access(tmp_path / "job/work/bin/run", os.X_OK)
+    assert os.readlink(tmp_path / "job/work/link") == "bin/run"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        BundleFile(path="../evil", digest=DIGEST),
+        BundleFile(path="/etc/evil", digest=DIGEST),
+        BundleFile(path="a//b", digest=DIGEST),
+        BundleFile(path="evil", link_to="/etc/passwd"),
+        BundleFile(path="a/evil", link_to="../../x"),
+        BundleFile(path="x", digest="sha256:../../../etc/passwd"),
+    ],
+)
+def test_a_hostile_manifest_writes_nothing(stager: Stager, tmp_path: Path, server: Any, item: BundleFile) -> None:
+    manifest = Manifest(files=(item,))
+    server.manifests[manifest.digest] = manifest
+    with pytest.raises(StagingFailed) as caught:
+        stager.stage(order(workdir=manifest.ref), tmp_path / "jobs" / "job")
+    assert caught.value.reason == Reason.STAGING_FAILED
+    assert list((tmp_path / "jobs/job/work").iterdir()) == []
+
+
+def test_a_file_below_a_link_is_refused(stager: Stager, tmp_path: Path, server: Any) -> None:
+    manifest = Manifest(files=(BundleFile(path="a", link_to="b"), BundleFile(path="a/x", digest=DIGEST)))
+    server.manifests[manifest.digest] = manifest
+    with pytest.raises(StagingFailed):
+        stager.stage(order(workdir=manifest.ref), tmp_path / "job")
+
+
+def test_another_manifest_than_asked_for_is_refused(stager: Stager, tmp_path: Path, server: Any) -> None:
+    server.manifests[DIGEST] = folder("x")
+    with pytest.raises(StagingFailed, match="another one"):
+        stager.stage(order(workdir=f"bundle:{DIGEST}"), tmp_path / "job")
+
+
+def test_a_damaged_blob_is_refused(stager: Stager, tmp_path: Path, server: Any) -> None:
+    ref = server.bundle({"x": b"content"})
+    server.blobs[next(iter(server.blobs))] = b"cOntent"
+    with pytest.raises(StagingFailed, match="damaged"):
+        stager.stage(order(workdir=ref), tmp_path / "job")
+
+
+def test_a_download_goes_on_where_it_stopped(stager: Stager, tmp_path: Path, server: Any) -> None:
+    ref = server.bundle({"x": b"0123456789"})
+    digest = next(iter(server.blobs))
+    (tmp_path / "cache/partial" / digest.removeprefix("sha256:")).write_bytes(b"01234")
+    offsets = []
+    real = server.download
+    server.download = lambda path, offset=0: offsets.append(offset) or real(path, offset=offset)
+    stager.stage(order(workdir=ref), tmp_path / "job")
+    assert (tmp_path / "job/work/x").read_bytes() == b"0123456789"
+    assert offsets == [5]
+    stager.stage(order(workdir=ref), tmp_path / "again")
+    assert offsets == [5], "the second job finds it in the cache"
+
+
+def test_a_cancelled_job_stops_waiting(stager: Stager, tmp_path: Path, server: Any) -> None:
+    ref = server.bundle({"x": b"content"})
+    server.problem[f"/bundles/{ref.removeprefix('bundle:')}"] = ServerUnreachable("gone")
+    asked: list[int] = []
+    with pytest.raises(StagingStopped):
+        stager.stage(order(workdir=ref), tmp_path / "job", lambda: asked.append(1) or len(asked) > 2)  # type: ignore[func-returns-value]
+
+
+def test_the_cache_throws_out_what_was_longest_not_used(tmp_path: Path, server: Any) -> None:
+    cache = Cache(tmp_path / "cache", cast(Link, server))
+    server.bundle({"a": b"a" * 100, "b": b"b" * 100, "c": b"c" * 100})
+    digests = list(server.blobs)
+    for age, digest in enumerate(digests):
+        os.utime(cache.fetch(digest, 100), (1000 - age, 1000 - age))
+    with cache.pinned([digests[2]]):
+        assert cache.trim(200) == 100
+    assert cache.missing(digests) == [digests[1]]
