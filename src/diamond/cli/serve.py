@@ -252,7 +252,7 @@ def backup(file: Path, *, as_json: bool) -> None:
     print(
         f"Saved {rows} task{'s' if rows != 1 else ''} with logs, curves and files: {target} ({render.size(size_bytes)})"
     )
-    say("  It holds no readable tokens, but everything else: keep it as private as the data.")
+    say("  It holds everything the server keeps: store it as privately as your data.")
 
 
 def restore(file: Path, *, yes: bool, as_json: bool) -> None:
@@ -267,10 +267,10 @@ def restore(file: Path, *, yes: bool, as_json: bool) -> None:
     try:
         with _bar("Restoring") as tell:
             found = put_back(source, settings, force=yes, progress=tell)
-    except Conflict:
+    except Conflict as error:
         if not confirm(f"Replace everything the server keeps in {home.path} by what {file} holds?", yes=False):
-            say("Nothing was changed. -y replaces what is there without asking.")
-            raise
+            hint = "nothing was changed; -y replaces what is there without asking"
+            raise Conflict(error.message, hint=hint) from error
         with _bar("Restoring") as tell:
             found = put_back(source, settings, force=True, progress=tell)
     if as_json:

@@ -54,7 +54,7 @@ def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_
     droppable = ("CREATED", "TRY", "ENDPOINT", "WHY", "TIME")
     render.print_table(heads, rows_shown, flexible=("NAME", "WHY"), droppable=droppable)
     if total > len(tasks):
-        say(f"{len(tasks)} of {total}; more with --limit {min(total, len(tasks) * 4)}")
+        say(f"{len(tasks)} of {total}; more with --limit {total}")
 
 
 def _states(words: list[str]) -> tuple[TaskState, ...]:

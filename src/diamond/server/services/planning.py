@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,10 +25,19 @@ _BATCH = 200
 _LOOK_AGAIN_S = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """What became of a pending task. `topics` are to be woken after the commit."""
+
+    topics: list[str]
+    endpoint: EndpointRow | None = None
+    job: JobRow | None = None
+
+
 def place_task(
     ctx: Context, session: Session, task: TaskRow, spec: TaskSpec, *, refuse_impossible: bool = False
-) -> list[str]:
-    """Give the task a job if an endpoint can run it; returns the hub topics to wake after the commit.
+) -> Placed:
+    """Give the task a job if an endpoint can run it.
 
     Raises:
         InvalidInput: with `refuse_impossible`, when no known endpoint could ever run it.
@@ -38,18 +48,18 @@ def place_task(
         if refuse_impossible:
             _refuse(spec, placement)
         task.pending_reason = _waiting_text(spec, placement)
-        return [f"task:{task.id}", "events"]
+        return Placed(topics=[f"task:{task.id}", "events"])
     endpoint = next(row for row in rows if row.name == placement.endpoint)
     limit_s = _time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
         lifecycle.end_task(session, task, ctx.clock(), reason=Reason.TIME_LIMIT, detail=detail)
-        return [f"task:{task.id}", "events"]
-    _add_job(ctx, session, task, endpoint, limit_s)
-    return [f"task:{task.id}", f"endpoint:{endpoint.id}", "events"]
+        return Placed(topics=[f"task:{task.id}", "events"])
+    job = _add_job(ctx, session, task, endpoint, limit_s)
+    return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
 
-def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRow, limit_s: int | None) -> None:
+def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRow, limit_s: int | None) -> JobRow:
     now = ctx.clock()
     revision = next_revision(session, endpoint.id)
     task.attempt += 1
@@ -57,21 +67,23 @@ def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRo
     task.next_attempt_at = None
     task.pending_reason = ""
     session.flush()
-    session.add(
-        JobRow(
-            id=new_id("job"),
-            task_id=task.id,
-            endpoint_id=endpoint.id,
-            attempt=task.attempt,
-            state=JobState.PLANNED.value,
-            desired=Desired.RUN.value,
-            revision=revision,
-            time_limit_s=limit_s,
-            created_at=now,
-            hosts=[],
-        )
+    job = JobRow(
+        id=new_id("job"),
+        task_id=task.id,
+        endpoint_id=endpoint.id,
+        attempt=task.attempt,
+        state=JobState.PLANNED.value,
+        desired=Desired.RUN.value,
+        revision=revision,
+        time_limit_s=limit_s,
+        created_at=now,
+        detail="",
+        run_dir="",
+        hosts=[],
     )
+    session.add(job)
     lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
+    return job
 
 
 def next_revision(session: Session, endpoint_id: str) -> int:
@@ -114,10 +126,10 @@ def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[l
     placed = 0
     for task in rows:
         reason_before = task.pending_reason
-        woken = place_task(ctx, session, task, decode(TaskSpec, task.spec))
+        done = place_task(ctx, session, task, decode(TaskSpec, task.spec))
         placed += task.state != TaskState.PENDING.value
         if task.state != TaskState.PENDING.value or task.pending_reason != reason_before:
-            topics.update(woken)
+            topics.update(done.topics)
     return sorted(topics), placed
 
 

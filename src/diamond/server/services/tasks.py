@@ -39,38 +39,26 @@ def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | 
     body_hash = _hash(spec)
     if idempotency_key is not None:
         _check_key(idempotency_key)
-        if made := _made_before(ctx, user_id, idempotency_key, body_hash):
-            return get(ctx, user_id, made), False
-    task_id = new_id("tsk")
     try:
         with ctx.db.write() as session:
-            # Looked up again inside: of two requests at once, the second waits here for the first.
+            # Looked up inside: of two requests at once, the second waits here for the first.
             made = _lookup_key(session, user_id, idempotency_key, body_hash)
             if made is None:
-                topics = _insert(ctx, session, user_id, task_id, spec)
+                task, topics = _insert(ctx, session, user_id, spec)
                 if idempotency_key is not None:
-                    session.flush()
-                    session.add(
-                        IdempotencyRow(
-                            owner_id=user_id,
-                            key=idempotency_key,
-                            body_hash=body_hash,
-                            task_id=task_id,
-                            created_at=ctx.clock(),
-                        )
-                    )
-                    session.flush()
+                    _remember_key(ctx, session, user_id, idempotency_key, body_hash, task.id)
             fault_point("server.creating")
     except exc.IntegrityError:
         # PostgreSQL: both requests got past the look-up; the key's uniqueness decided, and the other one won.
-        made = _made_before(ctx, user_id, idempotency_key or "", body_hash)
+        with ctx.db.read() as session:
+            made = _lookup_key(session, user_id, idempotency_key, body_hash)
         if made is None:
             raise
     fault_point("server.created")
     if made is not None:
         return get(ctx, user_id, made), False
     ctx.hub.notify(*topics)
-    return get(ctx, user_id, task_id), True
+    return task, True
 
 
 def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> TaskSpec:
@@ -83,10 +71,10 @@ def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> Ta
     return spec
 
 
-def _insert(ctx: Context, session: Session, user_id: str, task_id: str, spec: TaskSpec) -> list[str]:
+def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tuple[Task, list[str]]:
     now = ctx.clock()
-    task = TaskRow(
-        id=task_id,
+    row = TaskRow(
+        id=new_id("tsk"),
         owner_id=user_id,
         name=spec.name or _default_name(spec),
         spec=encode(spec),
@@ -95,11 +83,22 @@ def _insert(ctx: Context, session: Session, user_id: str, task_id: str, spec: Ta
         priority=spec.priority,
         created_at=now,
         attempt=0,
+        detail="",
+        pending_reason="",
         outputs=[],
     )
-    session.add(task)
-    lifecycle.record(session, task, "task.created", now, {"name": task.name})
-    return planning.place_task(ctx, session, task, spec, refuse_impossible=True)
+    session.add(row)
+    lifecycle.record(session, row, "task.created", now, {"name": row.name})
+    placed = planning.place_task(ctx, session, row, spec, refuse_impossible=True)
+    names = {placed.endpoint.id: placed.endpoint.name} if placed.endpoint else {}
+    jobs = (to_job(placed.job, names),) if placed.job else ()
+    return to_task(row, names, spec=spec, jobs=jobs), placed.topics
+
+
+def _remember_key(ctx: Context, session: Session, user_id: str, key: str, body_hash: str, task_id: str) -> None:
+    session.flush()
+    session.add(IdempotencyRow(owner_id=user_id, key=key, body_hash=body_hash, task_id=task_id, created_at=ctx.clock()))
+    session.flush()
 
 
 def _default_name(spec: TaskSpec) -> str:
@@ -118,11 +117,6 @@ def _check_key(key: str) -> None:
 
 def _hash(spec: TaskSpec) -> str:
     return hashlib.sha256(json.dumps(encode(spec), sort_keys=True).encode()).hexdigest()
-
-
-def _made_before(ctx: Context, user_id: str, key: str, body_hash: str) -> str | None:
-    with ctx.db.read() as session:
-        return _lookup_key(session, user_id, key, body_hash)
 
 
 def _lookup_key(session: Session, user_id: str, key: str | None, body_hash: str) -> str | None:
