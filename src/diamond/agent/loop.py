@@ -153,6 +153,7 @@ class Loop:
                 # What happens within a moment is handled as one: one look, one journal write, one report.
                 self._stop.wait(_MOMENT_S)
                 self._wake.clear()
+        self._read_inbox()  # what was delivered should be remembered as delivered
         self._staging.shutdown(wait=False, cancel_futures=True)
         self._collecting.shutdown(wait=False, cancel_futures=True)
 
@@ -166,15 +167,18 @@ class Loop:
 
     def step(self) -> bool:
         """Everything that can be done now; True when there is more."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._inbox.get_nowait()()
+        self._read_inbox()
         self._accept()
         self._stage()
         self._submit()
         self._observe()
         self._tidy()
         return bool(self._to_stage)
+
+    def _read_inbox(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()()
 
     def _wait_s(self) -> float:
         held = bool(self._to_accept or self._ready or self._unwritten)

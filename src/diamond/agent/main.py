@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -232,8 +233,11 @@ def run(*, server_url: str, token: str, home: Path, once: bool = False) -> int:
             agent.stop()
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        # Not in this thread: a signal handler that sets an event its own thread is waiting on would wait for itself.
+        with ThreadPoolExecutor(1, thread_name_prefix="loop") as worker:
+            work = worker.submit(agent.run, once=once)
         try:
-            agent.run(once=once)
+            work.result()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diamond.core.errors import TooLarge
 
 _STREAMED = re.compile(r"/api/v1/blobs/")  # written to disk as it arrives
-_SMALL = "/api/v1/blobs/missing"
+# Lists of up to core.bundles.MAX_FILES files, of some 250 bytes each and more where paths are long.
+_MANIFESTS = ("/api/v1/bundles", "/api/v1/blobs/missing")
+MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _REPORTS = "/api/v1/agent/reports"
 _DRAIN_FACTOR = 4
 _DRAIN_S = 5.0
@@ -33,7 +35,9 @@ class BodyLimit:
     def limit_for(self, path: str) -> int | None:
         if path == _REPORTS:
             return self._max_report_bytes
-        if path != _SMALL and _STREAMED.match(path):
+        if path in _MANIFESTS:
+            return MAX_MANIFEST_BYTES
+        if _STREAMED.match(path):
             return None
         return self._max_json_bytes
 

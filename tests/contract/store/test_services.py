@@ -225,7 +225,9 @@ def test_an_agent_cannot_touch_jobs_of_another_endpoint(ctx: Context, user_id: s
 def test_text_no_database_can_hold_is_cleaned(ctx: Context, user_id: str, online: str) -> None:
     task_id = launch(ctx, user_id)
     job_id = job_of(ctx, user_id, task_id)
-    tell(ctx, online, job_id, JobState.FAILED, detail="a\x00b\ud800c" + "x" * 10_000, hosts=("n\x001",), run_dir="/r\x00")
+    tell(
+        ctx, online, job_id, JobState.FAILED, detail="a\x00b\ud800c" + "x" * 10_000, hosts=("n\x001",), run_dir="/r\x00"
+    )
     job = tasks.get(ctx, user_id, task_id).jobs[0]
     assert job.detail.startswith("ab?cx")
     assert len(job.detail) < 5000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from diamond.server.limits import BodyLimit
+from diamond.server.limits import MAX_MANIFEST_BYTES, BodyLimit
 
 LIMIT = 1000
 
@@ -56,7 +56,8 @@ def _ask(path: str, chunks: list[bytes], headers: dict[str, str] | None = None) 
         ("/api/v1/agent/reports", 2 * LIMIT + 1, 413),
         ("/api/v1/blobs/sha256:00", 50 * LIMIT, 200),
         ("/api/v1/blobs/pack", 50 * LIMIT, 200),
-        ("/api/v1/blobs/missing", LIMIT + 1, 413),
+        ("/api/v1/blobs/missing", 50 * LIMIT, 200),
+        ("/api/v1/bundles", 50 * LIMIT, 200),
         ("/elsewhere", LIMIT + 1, 413),
     ],
 )
@@ -69,6 +70,11 @@ def test_limits(path: str, size: int, status: int, announced: bool) -> None:
         assert json.loads(body)["error"]["code"] == "too_large"
     else:
         assert int(body) == size
+
+
+def test_manifests_have_a_limit_too() -> None:
+    status, _, taken = _ask("/api/v1/bundles", [b"x"], {"Content-Length": str(MAX_MANIFEST_BYTES + 1)})
+    assert (status, taken) == (413, 1)
 
 
 def test_a_client_that_asks_first_is_told_before_it_sends() -> None:

@@ -1,0 +1,242 @@
+"""The command line as a user types it, against a real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testing.service import Service
+from testing.waiting import eventually
+
+
+def run(service: Service, *argv: str, code: int = 0) -> str:
+    done = service.diamond(*argv)
+    assert done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def run_json(service: Service, *argv: str) -> Any:
+    return json.loads(run(service, *argv, "--json"))
+
+
+YAML_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n"
+for before, after in zip("abcdefgh", "bcdefghi", strict=True):
+    YAML_BOMB += f"{after}: &{after} [{','.join([f'*{before}'] * 9)}]\n"
+YAML_BOMB += "run: x\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A work directory with something to upload and something to leave behind."""
+    (tmp_path / "program.sh").write_text('echo "x=$X"; mkdir -p out; echo result > out/model.txt; cat data/d.txt\n')
+    (tmp_path / "big.bin").write_bytes(b"\0" * 2_000_000)
+    (tmp_path / "secret.env").write_text("no")
+    (tmp_path / ".diamondignore").write_text("secret.env\n")
+    (tmp_path / "elsewhere.txt").write_text("mounted\n")
+    (tmp_path / "task.yaml").write_text(
+        "name: tour\n"
+        "workdir: .\n"
+        "file_mounts: {data/d.txt: elsewhere.txt}\n"
+        "envs: {X: }\n"
+        "run: ls; bash program.sh\n"
+        "outputs: [out]\n"
+    )
+    return tmp_path
+
+
+def test_the_tour(service: Service, folder: Path) -> None:
+    task_file = str(folder / "task.yaml")
+    refused = run(service, "launch", task_file, code=1)
+    assert "envs.X" in refused
+    assert "--env X=VALUE" in refused
+
+    out = run(service, "launch", task_file, "--env", "X=a=b 'c'")
+    assert "x=a=b 'c'" in out
+    assert "mounted" in out
+    assert "secret.env" not in out
+    assert "SUCCEEDED" in out
+
+    shown = run_json(service, "show", "tour")
+    assert shown["state"] == "SUCCEEDED"
+    assert shown["spec"]["envs"] == {"X": "a=b 'c'"}
+    assert run_json(service, "show", shown["id"][:14])["id"] == shown["id"]
+    assert "x=a=b 'c'" in run(service, "logs", "tour")
+    listed = run_json(service, "ps", "-a")
+    assert shown["id"] in json.dumps(listed)
+
+    run(service, "outputs", "tour", "--to", str(folder / "fetched"))
+    assert (folder / "fetched" / "out" / "model.txt").read_text() == "result\n"
+    run(service, "cp", "tour:out/model.txt", str(folder / "copy.txt"))
+    assert (folder / "copy.txt").read_text() == "result\n"
+
+
+def test_unchanged_files_are_not_sent_again(service: Service, folder: Path) -> None:
+    task_file = str(folder / "task.yaml")
+    run(service, "launch", task_file, "--env", "X=1", "-d")
+    blobs = service.home.server / "blobs"
+    before = {path: path.stat().st_mtime_ns for path in blobs.rglob("*") if path.is_file()}
+    run(service, "launch", task_file, "--env", "X=2", "-d")
+    after = {path: path.stat().st_mtime_ns for path in blobs.rglob("*") if path.is_file()}
+    assert before == after
+
+
+def test_dry_run_shows_and_does_nothing(service: Service, folder: Path) -> None:
+    before = run_json(service, "ps", "-a")
+    text = run(service, "launch", str(folder / "task.yaml"), "--env", "X=1", "--dry-run")
+    assert "bash program.sh" in text
+    assert "local" in text
+    plan = run_json(service, "launch", str(folder / "task.yaml"), "--env", "X=1", "--dry-run")
+    assert plan["endpoint"] == "local"
+    assert plan["why"]
+    assert "#!/usr/bin/env bash" in plan["script"]
+    assert run_json(service, "ps", "-a") == before
+
+
+def test_exit_codes_follow_the_task(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("run: echo oops; exit 7\n")
+    out = run(service, "launch", str(path), code=1)
+    assert "oops" in out
+    assert "7" in out
+    path.write_text("name: sleeper\nrun: sleep 600\n")
+    run(service, "launch", str(path), "-d")
+    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "RUNNING", what="sleeper runs")
+    assert "sleeper" in run(service, "ps")
+    assert "sleeper" in run(service, "queue")
+    run(service, "stop", "sleeper", "-y")
+    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "CANCELLED", what="sleeper stops")
+    run(service, "gpus")
+    run(service, "check")
+    run(service, "events")
+    run(service, "endpoint", "ls")
+    run(service, "endpoint", "show", "local")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run: [1, 2]\n", "run"),
+        ("runn: x\n", "did you mean 'run'"),
+        ("run: x\nrun: y\n", "line 2"),
+        (YAML_BOMB, "error"),
+        ("run: !!python/object/apply:os.system ['touch /tmp/diamond-pwned']\n", "error"),
+        ("run: x\nworkdir: /does/not/exist\n", "workdir"),
+        ("run: x\nfile_mounts: {../x: y}\n", "file_mounts"),
+        ("\x00", "error"),
+        ("- a\n- b\n", "mapping"),
+        ("", "error"),
+    ],
+    ids=range(10),
+)
+def test_bad_files_are_explained(service: Service, tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    out = run(service, "launch", str(path), "-d", code=1)
+    assert expected in out
+    assert len(out) < 3000
+    assert "Traceback" not in out
+
+
+def test_links_out_of_the_workdir_are_refused(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "passwd").symlink_to("/etc/passwd")
+    (tmp_path / "t.yaml").write_text("workdir: .\nrun: cat passwd\n")
+    out = run(service, "launch", str(tmp_path / "t.yaml"), code=1)
+    assert "passwd" in out
+    assert "workdir" in out
+
+
+def test_ctrl_c_detaches_and_the_task_goes_on(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("name: keeps going\nrun: echo begun; sleep 3; echo finished\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diamond.cli", "launch", str(path)],
+        env=service.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "begun" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "diamond logs" in rest
+    assert run_json(service, "show", "keeps going")["state"] == "RUNNING"
+    eventually(lambda: run_json(service, "show", "keeps going")["state"] == "SUCCEEDED", what="it finishes")
+    assert "finished" in run(service, "logs", "keeps going")
+
+
+def test_control_characters_do_not_reach_a_terminal(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text('run: printf "\\033]0;title\\007\\033[2Jred \\033[31mx\\033[0m\\n"\n')
+    run(service, "launch", str(path))
+    leader, follower = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "diamond.cli", "logs"], env=service.env, stdout=follower, stderr=follower
+    ) as process:
+        process.wait(timeout=20)
+    os.close(follower)
+    seen = os.read(leader, 65536)
+    os.close(leader)
+    assert b"red" in seen
+    assert b"\x1b]0;" not in seen
+    assert b"\x1b[2J" not in seen
+
+
+def test_follow_survives_a_restart_of_everything(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("run: for n in $(seq 1 100); do echo line $n; sleep 0.04; done\n")
+    with Service(tmp_path / "home") as service:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "diamond.cli", "launch", str(path), "--json"],
+            env=service.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        eventually(lambda: run_json(service, "ps")["tasks"], what="it was launched")
+        time.sleep(1)
+        service.kill(service.server)
+        service.kill(service.agent)
+        service.start_server()
+        service.start_agent()
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "".join(f"line {n}\n" for n in range(1, 101)) == run(service, "logs")
+        text = "".join(item.get("text", "") for item in map(json.loads, out.splitlines()))
+        assert [line for line in text.splitlines() if line.startswith("line ")] == [f"line {n}" for n in range(1, 101)]
+
+
+def test_up_and_down(tmp_path: Path) -> None:
+    """`diamond up -d` on an empty home, used, restarted with a job running, and taken down."""
+    service = Service(tmp_path / "home")
+    try:
+        started = run(service, "up", "-d", "--port", str(service.port))
+        assert service.url in started
+        assert "already" in run(service, "up", "-d", "--port", str(service.port))
+        path = tmp_path / "t.yaml"
+        path.write_text("name: long\nrun: echo one; sleep 4; echo two\n")
+        run(service, "launch", str(path), "-d")
+        eventually(lambda: run_json(service, "show", "long")["state"] == "RUNNING", what="long runs")
+        run(service, "down")
+        assert run(service, "ps", code=1).count("diamond up") == 1
+        run(service, "up", "-d", "--port", str(service.port))
+        eventually(lambda: run_json(service, "show", "long")["state"] == "SUCCEEDED", what="long was adopted")
+        assert run(service, "logs", "long") == "one\ntwo\n"
+        target = tmp_path / "backup.tar.gz"
+        run(service, "backup", str(target))
+        run(service, "down")
+        restored = Service(tmp_path / "other home")
+        run(restored, "restore", str(target))
+        run(restored, "up", "-d", "--port", str(restored.port))
+        try:
+            assert run(restored, "logs", "long") == "one\ntwo\n"
+        finally:
+            run(restored, "down")
+    finally:
+        service.diamond("down")
+        service.stop()
