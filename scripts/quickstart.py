@@ -1,7 +1,8 @@
 """`make quickstart`: from nothing to a trained model, through the same commands a user types.
 
-Starts Diamond on this machine if it is not running, launches examples/burgers_fno, shows it live, fetches the result and says how
-to look at it. Exit code 0 when the model was trained, 1 when not. Without a terminal, what was started is stopped again.
+Starts Diamond on this machine if it is not running, launches examples/burgers_fno, shows it live, fetches the
+result and says how to look at it. Exit code 0 when the model was trained, 1 when not. Without a terminal, what was
+started is stopped again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_the_tour(service: Service, folder: Path) -> None:
     assert "x=a=b 'c'" in out
     assert "mounted" in out
     assert "secret.env" not in out
-    assert "SUCCEEDED" in out
+    assert run_json(service, "show", "tour")["state"] == "SUCCEEDED"
 
     shown = run_json(service, "show", "tour")
     assert shown["state"] == "SUCCEEDED"

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
-import shutil
 import threading
 import time
 from collections import deque
@@ -27,6 +25,7 @@ from diamond.agent.journal import Journal, Record
 from diamond.agent.outputs import Collector, OutputsStopped
 from diamond.agent.policy import PolicyFile
 from diamond.agent.recovery import recover
+from diamond.agent.run_dirs import remove_old
 from diamond.agent.schedulers.base import Observed, Scheduler
 from diamond.agent.session import Session
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped
@@ -438,16 +437,6 @@ class Loop:
         self._to_stage.extend(job for job in found.jobs if job.phase == Phase.ACCEPTED)
         self._ready = {job.job_id: job for job in found.jobs if job.phase == Phase.READY}
         self._write([Record(job_id=job.job_id, phase="finished", result=job.result) for job in found.lost])
-
-
-def remove_old(jobs_dir: Path, kept: set[str], older_than_s: float) -> None:
-    """Remove run directories that are not `kept` and have not changed for so long."""
-    oldest = time.time() - older_than_s
-    with contextlib.suppress(OSError):
-        for folder in list(jobs_dir.iterdir()):
-            with contextlib.suppress(OSError):
-                if folder.name not in kept and os.lstat(folder).st_mtime < oldest:
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_all_offsets(order: JobOrder) -> JobOrder:

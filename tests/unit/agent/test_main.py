@@ -10,6 +10,7 @@ import pytest
 
 from diamond.agent.gpus import GpuMonitor
 from diamond.agent.main import only_one, run
+from diamond.agent.run_dirs import remove_old
 from diamond.agent.sampler import Sampler
 from diamond.agent.schedulers.base import JobProcesses
 from diamond.core.errors import Conflict, InstallationProblem
@@ -69,3 +70,12 @@ def test_once_ends_when_all_is_delivered(server: Any, home: Path) -> None:
     assert sorted(server.finals) == sorted(jobs)
     phases = [json.loads(line)["phase"] for line in (home / "journal.jsonl").read_text().splitlines()]
     assert phases.count("delivered") == 5
+
+
+def test_only_old_run_directories_nobody_needs_are_removed(tmp_path: Path) -> None:
+    for name in ("old", "kept", "young"):
+        (tmp_path / name / "work").mkdir(parents=True)
+    for name in ("old", "kept"):
+        os.utime(tmp_path / name, (1000, 1000))
+    remove_old(tmp_path, {"kept"}, older_than_s=3600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "young"]

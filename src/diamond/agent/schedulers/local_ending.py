@@ -237,17 +237,18 @@ class Endings:
 
 
 def _belonging(jobs: dict[str, LocalJob], table: list[Process]) -> list[Process]:
-    """The processes of these jobs, found by session, by descent, and by the job id in their environment.
+    """The processes of these jobs, found by session, by descent, and by the run directory in their environment.
 
     The last finds daemons that left the session and lost their parent. A session number whose leader is gone may have
     been taken by a stranger since; such a process must not be counted, so the environment has the last word.
     """
+    folders = {str(job.run_dir) for job in jobs.values()}
     first_ticks = min((job.start_ticks for job in jobs.values()), default=0)
     recent = [process for process in table if process.start_ticks >= first_ticks]
     inside = {process.pid for job in jobs.values() for process in members(job.pid, recent)}
     found = []
     for process in recent:
-        owner = environment_value(process.pid, "DIAMOND_JOB_ID")
-        if owner in jobs or (process.pid in inside and owner is None):
+        owner = environment_value(process.pid, "DIAMOND_RUN_DIR")
+        if owner in folders or (process.pid in inside and owner is None):
             found.append(process)
     return found

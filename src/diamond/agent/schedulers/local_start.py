@@ -45,6 +45,6 @@ def environment(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool)
         env["CUDA_VISIBLE_DEVICES"] = ",".join(slot.cuda_name for slot in gpus)
     own = {
         "DIAMOND_CPUS": str(job.cpus),
-        "DIAMOND_JOB_ID": job.name,  # also marks processes that leave the job's session
+        "DIAMOND_RUN_DIR": str(job.run_dir),  # also marks processes that leave the job's session
     }
     return env | dict(job.envs) | own
