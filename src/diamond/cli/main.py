@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 from diamond import __version__
-from diamond.cli.startup import skip_pydantic
 
 SECTIONS = {
     "Tasks": ("launch", "ps", "show", "logs", "stop", "queue", "events"),
@@ -91,7 +90,6 @@ def _run(args: list[str], *, as_json: bool, debug: bool) -> int:
 
     try:
         command = typer.main.get_command(build())
-        skip_pydantic()
         code = command.main(args=args, prog_name="diamond", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except DiamondError as error:

@@ -17,7 +17,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import Desired, TaskState
 from diamond.core.tasks import Task
 
-HEAVY = ("httpx", "rich", "yaml", "pathspec", "pydantic", "diamond.sdk", "diamond.server", "torch", "asyncio")
+HEAVY = ("httpx", "rich", "yaml", "pathspec", "diamond.sdk", "diamond.server", "torch", "asyncio")
 
 
 def loaded_after(code: str, tmp_path: Path, **env: str) -> set[str]:
