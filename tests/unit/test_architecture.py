@@ -22,6 +22,11 @@ def test_every_fault_point_is_passed_somewhere() -> None:
     assert used == set(FAULT_POINTS)
 
 
+# The launcher is copied alone into job directories, so it cannot be split.
+MAY_BE_LONGER = {"src/diamond/train/launch.py": 600}
+
+
 def test_no_file_has_grown_past_owning_one_thing() -> None:
     for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("testing/**/*.py")]:
-        assert len(path.read_text().splitlines()) <= 450, f"{path} is too long: what does it own?"
+        limit = MAY_BE_LONGER.get(str(path.relative_to(ROOT)), 450)
+        assert len(path.read_text().splitlines()) <= limit, f"{path} is too long: what does it own?"

@@ -74,6 +74,7 @@ finish run $?
 
 def job_script(plan: ScriptPlan) -> str:
     """The script the scheduler runs on the (first) node of a job."""
+    assert plan.job_id.isprintable(), "a job id must not end the comment it stands in"
     text = _BODY.format(
         job_id=plan.job_id,
         run_dir=shlex.quote(plan.run_dir),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from testing import disks
+from testing.stores import Stores
 
 
 @pytest.fixture
@@ -17,3 +18,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(reason)
     with disks.small_disk(tmp_path / "disk", mib=1) as path:
         yield path
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Stores:
+    return Stores(tmp_path)
