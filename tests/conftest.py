@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from diamond.core.home import Home
 from diamond.server.services import bootstrap
 from diamond.server.services.context import Context
-from diamond.server.store.blobs import BlobStore
-from diamond.server.store.db import Database
-from diamond.server.store.series import SeriesStore
-from diamond.server.store.streams import StreamStore
 from testing import postgres
+from testing.context import Clock, make_context
 
 _numbers = itertools.count(1)
 
@@ -46,50 +43,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     admin.dispose()
 
 
-class Recorder:
-    """A hub that remembers which topics were woken."""
-
-    def __init__(self) -> None:
-        self.topics: list[str] = []
-
-    def notify(self, *topics: str) -> None:
-        self.topics.extend(topics)
-
-
-class Clock:
-    """Time that moves only when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-def make_context(url: str, folder: Path, clock: Clock | None = None) -> Context:
-    db = Database(url)
-    db.migrate()
-    home = Home(folder / "home")
-    home.make()
-    streams = StreamStore(home.server / "streams")
-    return Context(
-        home=home,
-        db=db,
-        streams=streams,
-        series=SeriesStore(home.server / "series", streams),
-        blobs=BlobStore(home.server / "blobs"),
-        hub=Recorder(),
-        epoch=db.epoch(),
-        **({"clock": clock} if clock else {}),
-    )
 
 
 @pytest.fixture
@@ -108,3 +64,13 @@ def user_id(ctx: Context) -> str:
     identity = tokens.authenticate(ctx, made.user_token)
     assert identity.user_id is not None
     return identity.user_id
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Server and agent configure logging for a process of their own; here they share one with every other test."""
+    loggers = [logging.getLogger(name) for name in (None, "diamond", "diamond.server", "diamond.agent")]
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate

@@ -12,7 +12,7 @@ from diamond.core.states import TaskState
 from diamond.server.services import tasks, tokens
 from diamond.server.store.db import Database
 from diamond.server.store.models import Base
-from tests.conftest import make_context
+from testing.context import make_context
 
 # As the first release wrote them; never change these rows, add new ones for later releases.
 FIRST_RELEASE = (
