@@ -26,6 +26,7 @@ from diamond.server.prometheus import RequestMetrics, ServerMetrics
 from diamond.server.services import endpoints, planning, tasks
 from diamond.server.services.context import Context
 from diamond.server.settings import Settings
+from diamond.server.store import series
 from diamond.server.web import landing
 
 log = logging.getLogger("diamond.server")
@@ -43,7 +44,11 @@ def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = settings.threads
         hub.start()
-        background = [asyncio.create_task(keep_planning(runtime)), asyncio.create_task(keep_sweeping(runtime))]
+        background = [
+            asyncio.create_task(keep_planning(runtime)),
+            asyncio.create_task(keep_sweeping(runtime)),
+            asyncio.create_task(asyncio.to_thread(series.warm_up)),
+        ]
         try:
             yield
         finally:

@@ -59,8 +59,13 @@ class Rank:
         self.exit_code = 128 - status if status < 0 else status
 
     def record(self) -> dict[str, Any]:
-        names = ("exit_code", "signal", "started_at", "ended_at")
-        return dict({name: getattr(self, name) for name in names}, rank=self.number)
+        return {
+            "rank": self.number,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+        }
 
     def with_prefix(self, data: bytes) -> bytes:
         """Put the rank's number before every line that begins in `data`.
@@ -126,18 +131,18 @@ class Output:
         self._put(lead + text)
 
     def _put(self, data: bytes) -> None:
-        if self._lost_bytes:
-            data = b"\n[diamond] %d bytes of output could not be written here\n" % self._lost_bytes + data
-        while data:
+        notice = b"\n[diamond] %d bytes of output could not be written here\n" % self._lost_bytes
+        rest = notice + data if self._lost_bytes else data
+        while rest:
             try:
-                data = data[os.write(1, data) :]
-                self._lost_bytes = 0
+                rest = rest[os.write(1, rest) :]
             except BlockingIOError:  # whoever made stdout non-blocking did not mean to lose output
                 select.select([], [1], [], 1.0)
             except OSError:
                 # The disk is full or the reader is gone. That is no reason to stop a training run.
-                self._lost_bytes += len(data)
+                self._lost_bytes += min(len(rest), len(data))
                 return
+        self._lost_bytes = 0
 
 
 class Launcher:
@@ -340,7 +345,7 @@ class Launcher:
         """Take what is there; False at the end of it."""
         try:
             data = os.read(fd, READ_BYTES)
-        except OSError:  # nothing there after all
+        except BlockingIOError:
             return False
         if rank is None:
             return bool(data)  # the wake-up pipe: its bytes only end the wait

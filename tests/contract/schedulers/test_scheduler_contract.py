@@ -145,7 +145,7 @@ class TestScheduler:
         ("asked", "words"),
         [
             ({"cpus": 64}, ["64", "2"]),
-            ({"gpus": 8}, ["8", "0"]),
+            ({"gpus": 512}, ["512"]),
             ({"mem_bytes": 2**60}, ["GiB"]),
             ({"num_nodes": 3}, ["3 nodes"]),
         ],

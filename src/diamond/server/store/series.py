@@ -109,6 +109,11 @@ class _Damaged(Exception):
     """A record file is shorter than the state says: the machine lost power."""
 
 
+def warm_up() -> None:
+    """Load what curves need (a tenth of a second), so that the first chart does not wait for it."""
+    import numpy  # noqa: F401
+
+
 class SeriesStore:
     """Curves over the `metrics` and `util` streams of a `StreamStore`. Safe for any number of threads and processes."""
 
