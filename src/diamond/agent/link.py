@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, error_from_json
+from diamond.core.wire import INSTANCE_HEADER
 
 _PREFIX = "/api/v1"
 CONNECT_TIMEOUT_S = 10.0
@@ -46,7 +47,7 @@ class Backoff:
 class Link:
     """Thread-safe: each thread has its own connection."""
 
-    def __init__(self, server_url: str, token: str) -> None:
+    def __init__(self, server_url: str, token: str, *, instance: str = "") -> None:
         parts = urllib.parse.urlsplit(server_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ProtocolError(f"{server_url!r} is not the address of a server", hint="write e.g. https://host:7421")
@@ -55,6 +56,8 @@ class Link:
         self._base = parts.path.rstrip("/") + _PREFIX
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "diamond-agent"}
+        if instance:
+            self._headers[INSTANCE_HEADER] = instance
         self._local = threading.local()
         self._all_lock = threading.Lock()
         self._all: set[http.client.HTTPConnection] = set()

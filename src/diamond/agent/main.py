@@ -42,6 +42,8 @@ from diamond.agent.staging import Stager
 from diamond.agent.table import JobTable
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import Conflict, InstallationProblem
+from diamond.core.ids import new_id
+from diamond.core.rundir import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +98,14 @@ def only_one(home: Path) -> Iterator[None]:
 class Agent:
     """All parts of one agent, wired together. `run` blocks; `stop` may be called from any thread or signal handler."""
 
-    def __init__(self, *, link: Link, home: Path, scheduler: Callable[[Path], Scheduler] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        link: Link,
+        home: Path,
+        scheduler: Callable[[Path], Scheduler] | None = None,
+        take_over: bool = False,
+    ) -> None:
         """`scheduler` makes one for a jobs directory; by default the local one.
 
         Raises:
@@ -108,7 +117,7 @@ class Agent:
         self._stop = threading.Event()
         self._policy = PolicyFile(home / "policy.toml")
         self._link = link
-        self._session = Session(link, self._facts)
+        self._session = Session(link, self._facts, take_over=take_over)
         self._table = JobTable()
         self._journal = Journal(home / "journal.jsonl")
         self._scheduler = (scheduler or LocalScheduler)(jobs_dir)
@@ -203,7 +212,20 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def run(*, server_url: str, token: str, home: Path, once: bool = False) -> int:
+def instance_of(home: Path) -> str:
+    """What this home is called, from its first start on: the server lets only one speak for an endpoint."""
+    path = home / "instance"
+    try:
+        if name := path.read_text().strip():
+            return name
+    except FileNotFoundError:
+        pass
+    name = new_id("agt")
+    write_atomic(path, name.encode())
+    return name
+
+
+def run(*, server_url: str, token: str, home: Path, once: bool = False, take_over: bool = False) -> int:
     """Be the agent of `home`. Blocks until SIGTERM or SIGINT, which end the agent and leave its jobs alone.
 
     Args:
@@ -211,6 +233,7 @@ def run(*, server_url: str, token: str, home: Path, once: bool = False) -> int:
         token: the endpoint's agent token.
         home: the agent's directory; made if need be.
         once: return as soon as everything ordered so far is done and delivered.
+        take_over: replace another home that spoke for this endpoint and is lost.
 
     Returns:
         The exit status, 0.
@@ -226,7 +249,7 @@ def run(*, server_url: str, token: str, home: Path, once: bool = False) -> int:
     except OSError as error:
         raise InstallationProblem(f"{home}: {error.strerror}") from error
     with only_one(home):
-        agent = Agent(link=Link(server_url, token), home=home)
+        agent = Agent(link=Link(server_url, token, instance=instance_of(home)), home=home, take_over=take_over)
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
             log.info("%s: stopping; jobs go on", signal.Signals(number).name)

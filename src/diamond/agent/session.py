@@ -10,7 +10,7 @@ from collections.abc import Callable
 from diamond.agent.link import Backoff, Link
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
-from diamond.core.errors import DiamondError, Unauthenticated
+from diamond.core.errors import Conflict, DiamondError, Unauthenticated
 from diamond.core.wire import Hello, Welcome
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,10 @@ _REFUSED_S = 30.0
 class Session:
     """Thread-safe."""
 
-    def __init__(self, link: Link, facts: Callable[[], EndpointFacts]) -> None:
+    def __init__(self, link: Link, facts: Callable[[], EndpointFacts], *, take_over: bool = False) -> None:
+        """`take_over`: replace the agent home that spoke for this endpoint, giving up what it had."""
         self._link = link
+        self._take_over = take_over
         self._facts = facts
         self._greeting = threading.Lock()
         self._asked = 1
@@ -41,8 +43,10 @@ class Session:
             asked = self._asked
             if self._done >= asked:
                 return
-            welcome = decode(Welcome, self._link.call("POST", "/agent/hello", encode(Hello(facts=self._facts()))))
+            hello = Hello(facts=self._facts(), take_over=self._take_over)
+            welcome = decode(Welcome, self._link.call("POST", "/agent/hello", encode(hello)))
             self._done = asked
+            self._take_over = False
             if welcome.epoch != self.epoch:
                 self.synced.clear()
                 self.epoch = welcome.epoch
@@ -71,6 +75,8 @@ class Patience:
             self._said_at = now
             if isinstance(error, Unauthenticated):
                 log.error("%s: the server does not accept this agent's token: %s", self._what, error.message)
+            elif isinstance(error, Conflict):
+                log.error("%s: %s. %s", self._what, error.message, error.hint)
             else:
                 log.warning("%s: %s; trying again", self._what, error.message)
         wait_s = self._backoff.next_s()

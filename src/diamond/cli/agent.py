@@ -23,7 +23,7 @@ STOP_WAIT_S = 15.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
-def run(server: str, token_file: Path, home: Path) -> None:
+def run(server: str, token_file: Path, home: Path, *, take_over: bool = False) -> None:
     from diamond.agent.main import run as run_agent
 
     try:
@@ -36,7 +36,7 @@ def run(server: str, token_file: Path, home: Path) -> None:
         ) from error
     if not token:
         raise InvalidInput(f"{token_file} is empty", hint="put the endpoint's token into it", field="--token-file")
-    leave(run_agent(server_url=server, token=token, home=home.expanduser().absolute()))
+    leave(run_agent(server_url=server, token=token, home=home.expanduser().absolute(), take_over=take_over))
 
 
 def end_left_over_agent(folder: Path, *, unless_for: str | None = None) -> bool:

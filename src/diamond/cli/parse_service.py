@@ -60,12 +60,15 @@ def agent_run(
     server: Annotated[str, typer.Option("--server", metavar="URL", help="Address of the Diamond server.")],
     token_file: Annotated[Path, typer.Option("--token-file", help="File with the endpoint's token.")],
     home: Annotated[Path, typer.Option("--home", help="Folder of this agent: journal, jobs, cache, policy.toml.")],
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace another agent of this endpoint whose home is lost.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run an agent in the foreground. Only connects out; stopping it does not stop its jobs."""
     from diamond.cli import agent as act
 
-    act.run(server, token_file, home)
+    act.run(server, token_file, home, take_over=take_over)
 
 
 def gpus(json: Json = False) -> None:

@@ -16,6 +16,8 @@ from diamond.core.states import Desired, JobState
 from diamond.core.tasks import Output, TaskSpec
 
 PROTOCOL = 1
+# Names the agent's home. One endpoint has one: two homes would each run every job.
+INSTANCE_HEADER = "Diamond-Agent"
 STREAMS = ("log", "metrics", "util")
 MAX_REPORT_STREAM_BYTES = 4 * 1024 * 1024  # raw bytes of all chunks of one report together
 
@@ -26,6 +28,7 @@ class Hello:
 
     facts: EndpointFacts
     protocol: int = PROTOCOL
+    take_over: bool = False  # the home that spoke for this endpoint is lost; its jobs are to be given up
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ def _number(key: str, value: Any) -> int | float | str:
         try:
             value = float(value)
         except OverflowError:
-            value = math.copysign(math.inf, value)
+            value = math.inf if value > 0 else -math.inf
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -57,7 +57,10 @@ def test_a_task_goes_from_wanted_to_done(ctx: Context, user_id: str, online: str
     for state in (JobState.STAGING, JobState.QUEUED, JobState.RUNNING):
         tell(ctx, online, job_id, state, started_at=5.0 if state is JobState.RUNNING else None)
     assert tasks.get(ctx, user_id, task_id).state is TaskState.RUNNING
-    outputs = (Output(path="model.pt", size_bytes=3, sha256="x", stored=True), Output(path="../evil", size_bytes=1))
+    outputs = (
+        Output(path="model.pt", size_bytes=3, sha256="a" * 64, stored=True),
+        Output(path="../evil", size_bytes=1),
+    )
     tell(ctx, online, job_id, JobState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=0, ended_at=9.0, outputs=outputs)
     done = tasks.get(ctx, user_id, task_id)
     assert (done.state, done.reason, done.exit_code, done.started_at, done.ended_at) == (
@@ -220,6 +223,48 @@ def test_an_agent_cannot_touch_jobs_of_another_endpoint(ctx: Context, user_id: s
     assert ack.states == {}
     assert tasks.get(ctx, user_id, task_id).state is TaskState.QUEUED
     assert ctx.streams.size(job_id, "log") == 0
+
+
+def test_an_endpoint_has_one_agent_home(ctx: Context, user_id: str, clock: Any) -> None:
+    endpoint = endpoint_id(ctx)
+    agents.hello(ctx, endpoint, Hello(facts=FACTS), "agt_first")
+    with pytest.raises(Conflict, match="another agent"):
+        agents.hello(ctx, endpoint, Hello(facts=FACTS), "agt_second")
+    for call in (
+        lambda: agents.desired(ctx, endpoint, ctx.epoch, 0, "agt_second"),
+        lambda: agents.report(ctx, endpoint, Report(epoch=ctx.epoch), "agt_second"),
+    ):
+        with pytest.raises(Conflict):
+            call()
+    agents.hello(ctx, endpoint, Hello(facts=FACTS), "agt_first")
+
+    # Silent for long and with nothing in hand, it may be replaced; with a job in hand only on purpose.
+    clock.advance(3600)
+    agents.hello(ctx, endpoint, Hello(facts=FACTS), "agt_second")
+    task_id = launch(ctx, user_id, retry={"max_retries": 1, "backoff": "1s"})
+    agents.desired(ctx, endpoint, ctx.epoch, 0, "agt_second")
+    clock.advance(3600)
+    with pytest.raises(Conflict, match="1 jobs in hand"):
+        agents.hello(ctx, endpoint, Hello(facts=FACTS), "agt_third")
+    agents.hello(ctx, endpoint, Hello(facts=FACTS, take_over=True), "agt_third")
+    lost = tasks.get(ctx, user_id, task_id)
+    assert (lost.state, lost.reason) == (TaskState.PENDING, Reason.LOST)
+    with pytest.raises(Conflict):
+        agents.report(ctx, endpoint, Report(epoch=ctx.epoch), "agt_second")
+
+
+def test_what_an_agent_says_of_times_and_outputs_is_bounded(ctx: Context, user_id: str, online: str) -> None:
+    task_id = launch(ctx, user_id)
+    bad = (
+        Output(path="a", size_bytes=-1),
+        Output(path="b", size_bytes=1, sha256="zz/../..", stored=True),
+        Output(path="c", size_bytes=1, stored=True),
+    )
+    job_id = job_of(ctx, user_id, task_id)
+    tell(ctx, online, job_id, JobState.SUCCEEDED, started_at=1e300, ended_at=-5.0, outputs=bad)
+    task = tasks.get(ctx, user_id, task_id)
+    assert (task.started_at, task.outputs) == (None, ())
+    assert task.ended_at == ctx.clock()
 
 
 def test_text_no_database_can_hold_is_cleaned(ctx: Context, user_id: str, online: str) -> None:

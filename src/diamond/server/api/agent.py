@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from diamond.core.codec import decode
-from diamond.core.errors import ProtocolError, StorageFull, TooLarge
-from diamond.core.wire import DesiredState, Hello, Report, ReportAck, Welcome
+from diamond.core.errors import Conflict, ProtocolError, StorageFull, TooLarge
+from diamond.core.wire import INSTANCE_HEADER, DesiredState, Hello, Report, ReportAck, Welcome
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import MAX_CURSOR, MAX_WAIT_S, Agent, Body, Ctx, Server
 from diamond.server.services import agents
 
 router = APIRouter(prefix="/api/v1/agent", tags=["agent"])
+Instance = Annotated[
+    str, Header(alias=INSTANCE_HEADER, max_length=100, description="Names the agent's home; an endpoint has one.")
+]
 
 
 @router.post(
     "/hello",
     summary="Introduce an agent",
     description="Once per start, and whenever the endpoint's facts change.",
-    responses=returns(Welcome, "Who you are, and the server's epoch.") | USER_FAILS | fails(ProtocolError),
+    responses=returns(Welcome, "Who you are, and the server's epoch.") | USER_FAILS | fails(ProtocolError, Conflict),
     openapi_extra=takes(Hello),
 )
-def hello(agent: Agent, ctx: Ctx, body: Body) -> Response:
-    return Json(agents.hello(ctx, agent, decode(Hello, body)))
+def hello(agent: Agent, ctx: Ctx, body: Body, instance: Instance = "") -> Response:
+    return Json(agents.hello(ctx, agent, decode(Hello, body), instance))
 
 
 @router.get(
     "/desired",
     summary="Ask what should be",
     description="Orders that changed after `since`; all live ones for 0 or another epoch. `wait_s` waits for one.",
-    responses=returns(DesiredState, "What should be.") | USER_FAILS,
+    responses=returns(DesiredState, "What should be.") | USER_FAILS | fails(Conflict),
 )
 async def desired(
     request: Request,
@@ -43,9 +46,10 @@ async def desired(
     epoch: Annotated[str, Query(max_length=100, description="As the last answer gave it.")] = "",
     since: Annotated[int, Query(ge=0, le=MAX_CURSOR, description="`revision` of the last answer.")] = 0,
     wait_s: Annotated[float, Query(ge=0, description=f"Seconds to wait for an order, at most {MAX_WAIT_S:.0f}.")] = 0,
+    instance: Instance = "",
 ) -> Response:
     async def look() -> tuple[DesiredState, bool]:
-        state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since)
+        state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since, instance)
         # An endpoint nothing was ever ordered from has revision 0: answering its since=0 at once would spin.
         news = state.epoch != epoch or (state.full and state.revision > since)
         return state, bool(state.orders) or news
@@ -60,11 +64,11 @@ async def desired(
     description="States, log and metric bytes with their offsets, and the endpoint's use. Safe to repeat.",
     responses=returns(ReportAck, "What the server now holds.")
     | USER_FAILS
-    | fails(ProtocolError, TooLarge, StorageFull),
+    | fails(ProtocolError, TooLarge, StorageFull, Conflict),
     openapi_extra=takes(Report),
 )
-def report(agent: Agent, server: Server, body: Body) -> Response:
+def report(agent: Agent, server: Server, body: Body, instance: Instance = "") -> Response:
     message = decode(Report, body)
-    answer = agents.report(server.ctx, agent, message)
+    answer = agents.report(server.ctx, agent, message, instance)
     server.metrics.stream_bytes.inc(sum(len(chunk.data) * 3 // 4 for chunk in message.streams))
     return Json(answer)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
-from diamond.core.bundles import check_relative_path
+from diamond.core.bundles import check_relative_path, is_digest
 from diamond.core.codec import decode, encode
-from diamond.core.errors import InvalidInput, NotFound, ProtocolError
+from diamond.core.errors import Conflict, InvalidInput, NotFound, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
 from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, job_advances
@@ -37,6 +37,8 @@ from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_DETAIL = 4000
 _MAX_OUTPUTS = 10_000
+_MAX_REPORTED_JOBS = 10_000
+_LATEST = 4e9  # a Unix time after which no agent's clock is believed
 _TOUCH_EVERY_S = 5.0
 _DEFAULT_REASON = {
     JobState.SUCCEEDED: Reason.COMPLETED,
@@ -45,8 +47,12 @@ _DEFAULT_REASON = {
 }
 
 
-def hello(ctx: Context, endpoint_id: str, message: Hello) -> Welcome:
-    """An agent introduces itself and its endpoint's facts."""
+def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") -> Welcome:
+    """An agent introduces itself and its endpoint's facts.
+
+    Raises:
+        Conflict: another agent home speaks for this endpoint.
+    """
     if message.protocol > PROTOCOL:
         raise ProtocolError(
             f"the agent speaks protocol {message.protocol}, this server up to {PROTOCOL}",
@@ -54,6 +60,11 @@ def hello(ctx: Context, endpoint_id: str, message: Hello) -> Welcome:
         )
     with ctx.db.write() as session:
         row = _locked_endpoint(session, endpoint_id)
+        if row.instance not in (None, instance):
+            if not message.take_over:
+                _refuse_second_home(ctx, session, row)
+            release(ctx, session, row)
+        row.instance = instance or None
         row.facts = encode(message.facts)
         _touch(ctx, session, row)
         name = row.name
@@ -71,6 +82,44 @@ def _locked_endpoint(session: Session, endpoint_id: str) -> EndpointRow:
     return row
 
 
+def _refuse_second_home(ctx: Context, session: Session, row: EndpointRow) -> None:
+    """Two homes would each run every job. A home that is silent and has nothing in hand may be replaced."""
+    online = is_online(row.last_seen_at, ctx.clock())
+    live = [JobRow.endpoint_id == row.id, JobRow.state.not_in(_FINAL), JobRow.delivered_at.is_not(None)]
+    in_hand = session.execute(sa.select(sa.func.count()).select_from(JobRow).where(*live)).scalar_one()
+    if online or in_hand:
+        host = (row.facts or {}).get("hostname") or "another machine"
+        raise Conflict(
+            f"another agent already speaks for endpoint {row.name} (on {host}, with {in_hand} jobs in hand)",
+            hint="an endpoint has one agent: stop the other, or create an endpoint of its own for this one. If the "
+            "other's home is lost, start this one with --take-over; the jobs it had are then given up",
+        )
+
+
+def release(ctx: Context, session: Session, row: EndpointRow) -> None:
+    """The home that spoke for this endpoint is lost, and with it whatever it was running."""
+    row.instance = None
+    jobs = session.scalars(
+        sa.select(JobRow).where(
+            JobRow.endpoint_id == row.id, JobRow.state.not_in(_FINAL), JobRow.delivered_at.is_not(None)
+        )
+    ).all()
+    now = ctx.clock()
+    for job in jobs:
+        task = session.get(TaskRow, job.task_id, options=[undefer(TaskRow.spec)])
+        assert task is not None
+        job.state, job.reason, job.ended_at = JobState.FAILED.value, Reason.LOST.value, now
+        job.detail = "the agent that had it was replaced by another"
+        lifecycle.follow_job(session, task, job, now)
+
+
+def _check_instance(row: EndpointRow, instance: str) -> None:
+    if row.instance not in (None, instance):
+        raise Conflict(
+            f"another agent now speaks for endpoint {row.name}", hint="stop this one; its jobs were given up"
+        )
+
+
 def _touch(ctx: Context, session: Session, row: EndpointRow) -> None:
     now = ctx.clock()
     if not is_online(row.last_seen_at, now):
@@ -79,13 +128,14 @@ def _touch(ctx: Context, session: Session, row: EndpointRow) -> None:
     row.last_seen_at = now
 
 
-def desired(ctx: Context, endpoint_id: str, epoch: str, since: int) -> DesiredState:
+def desired(ctx: Context, endpoint_id: str, epoch: str, since: int, instance: str = "") -> DesiredState:
     """What should be, of the jobs whose order changed after `since` (all live ones for another epoch or 0)."""
     full = epoch != ctx.epoch or since <= 0
     with ctx.db.read() as session:
         row = session.get(EndpointRow, endpoint_id)
         if row is None:
             raise NotFound("this agent's endpoint was removed", hint="create it again and use its new token")
+        _check_instance(row, instance)
         revision = row.revision
         if not full and revision <= since and not _is_stale(ctx, row):
             return DesiredState(epoch=ctx.epoch, revision=revision, full=False)
@@ -142,12 +192,14 @@ def _with_received(order: JobOrder, received: dict[str, int]) -> JobOrder:
     return JobOrder(**{**order.__dict__, "received": received})
 
 
-def report(ctx: Context, endpoint_id: str, message: Report) -> ReportAck:
+def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") -> ReportAck:
     """Take in what is. Bytes first, states after: a final state is never visible before its log."""
     if message.epoch != ctx.epoch:
         return ReportAck(epoch=ctx.epoch)  # the agent sees the difference and introduces itself anew
     named = {item.job_id for item in message.jobs} | {item.job_id for item in message.streams}
-    own, task_of = _own_jobs(ctx, endpoint_id, named)
+    if len(named) > _MAX_REPORTED_JOBS:
+        raise TooLarge(f"a report about {len(named)} jobs", hint=f"send at most {_MAX_REPORTED_JOBS} at a time")
+    own, task_of = _own_jobs(ctx, endpoint_id, named, instance)
     received = _store_streams(ctx, message.streams, own)
     fault_point("server.receiving")
     states = dict(own)
@@ -172,12 +224,14 @@ def report(ctx: Context, endpoint_id: str, message: Report) -> ReportAck:
     )
 
 
-def _own_jobs(ctx: Context, endpoint_id: str, named: set[str]) -> tuple[dict[str, JobState], dict[str, str]]:
+def _own_jobs(
+    ctx: Context, endpoint_id: str, named: set[str], instance: str
+) -> tuple[dict[str, JobState], dict[str, str]]:
     """State and task id of those jobs that are this endpoint's."""
-    if not named:
-        return {}, {}
     query = sa.select(JobRow.id, JobRow.state, JobRow.task_id)
     with ctx.db.read() as session:
+        if (endpoint := session.get(EndpointRow, endpoint_id)) is not None:
+            _check_instance(endpoint, instance)
         rows = session.execute(query.where(JobRow.endpoint_id == endpoint_id, JobRow.id.in_(named))).all()
     return {job: JobState(state) for job, state, _ in rows}, {job: task for job, _, task in rows}
 
@@ -253,9 +307,9 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
     job.scheduler_id = _text(item.scheduler_id or job.scheduler_id or "", 200) or None
     job.hosts = [_text(host, 255) for host in item.hosts[:10_000]] or job.hosts
     job.run_dir = _text(item.run_dir, 4096) or job.run_dir
-    job.queued_at = item.queued_at or job.queued_at
-    job.started_at = item.started_at or job.started_at
-    job.ended_at = item.ended_at or job.ended_at
+    job.queued_at = _time(item.queued_at) or job.queued_at
+    job.started_at = _time(item.started_at) or job.started_at
+    job.ended_at = _time(item.ended_at) or job.ended_at
     if item.state.is_final:
         job.reason = (item.reason or _DEFAULT_REASON[item.state]).value
         job.ended_at = job.ended_at or now
@@ -270,13 +324,19 @@ def _text(raw: str, limit: int) -> str:
     return raw[:limit].replace("\x00", "").encode(errors="replace").decode()
 
 
+def _time(raw: float | None) -> float | None:
+    return raw if raw is not None and 0 < raw < _LATEST else None
+
+
 def _checked_outputs(item: JobReport) -> list[Output]:
-    """An agent is not believed about paths: one that leads elsewhere is left out."""
+    """An agent is not believed about paths and digests: an entry that leads elsewhere is left out."""
     kept = []
     for entry in item.outputs[:_MAX_OUTPUTS]:
         try:
-            if check_relative_path(entry.path, "output") == entry.path:
-                kept.append(entry)
+            normal = check_relative_path(entry.path, "output") == entry.path
         except InvalidInput:
             continue
+        named = is_digest(f"sha256:{entry.sha256}") or not (entry.sha256 or entry.stored)
+        if normal and named and 0 <= entry.size_bytes < 2**60:
+            kept.append(entry)
     return kept

@@ -13,7 +13,7 @@ from diamond.core.errors import Unauthenticated
 from diamond.core.home import ClientConfig
 from diamond.core.ids import new_id
 from diamond.core.rundir import write_atomic
-from diamond.server.services import tokens
+from diamond.server.services import agents, tokens
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, UserRow
 
@@ -65,6 +65,8 @@ def _ensure_embedded(ctx: Context, name: str, user_id: str) -> Path:
         token = ""
     if not _is_valid(ctx, token, endpoint_id=endpoint_id):
         with ctx.db.write() as session:
+            # Without its token the agent's home is a new one: nothing of an earlier home can be found again.
+            agents.release(ctx, session, session.get_one(EndpointRow, endpoint_id))
             token = tokens.issue(session, now=ctx.clock(), endpoint_id=endpoint_id)
         write_atomic(token_file, token.encode())
     return token_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,7 +213,7 @@ def _time_left(session: Session, task: TaskRow, spec: TaskSpec) -> int | None:
     if task.attempt == 0:
         return spec.max_duration
     spent = sa.select(sa.func.sum(JobRow.ended_at - JobRow.started_at)).where(JobRow.task_id == task.id)
-    return spec.max_duration - int(session.execute(spent).scalar_one() or 0)
+    return spec.max_duration - math.ceil(session.execute(spent).scalar_one() or 0)
 
 
 def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:

@@ -54,6 +54,7 @@ class EndpointRow(Base):
     facts: Mapped[dict[str, Any] | None]
     usage: Mapped[dict[str, Any] | None]
     revision: Mapped[int] = mapped_column(sa.BigInteger, default=0)  # newest desired-state change
+    instance: Mapped[str | None]  # the agent home that speaks for it; None until one has
 
 
 class TokenRow(Base):
