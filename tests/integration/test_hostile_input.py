@@ -45,7 +45,7 @@ def count(http: httpx.Client) -> int:
         ({"run": "true", "outputs": ["../../etc/passwd"]}, "outputs"),
         ({"run": "true", "num_nodes": "many"}, "num_nodes"),
         ({"run": "true", "num_nodes": 2}, "num_nodes"),
-        ({"run": "true", "nodes": 2}, ""),
+        ({"run": "true", "nodes": 2}, "nodes"),
         ({"run": {"a": 1}}, "run"),
         ({"run": "x" * 2_000_000}, "run"),
     ],

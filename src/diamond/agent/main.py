@@ -164,6 +164,7 @@ class Agent:
             self._loop.run(lambda: once and self._loop.is_idle)
         finally:
             self.stop()
+            self._session.take_leave()
             self._link.close()  # ends the long poll
             if self._sampler is not None:
                 self._sampler.close()

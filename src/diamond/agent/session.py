@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -51,6 +52,12 @@ class Session:
                 self.synced.clear()
                 self.epoch = welcome.epoch
                 log.info("connected to %s as endpoint %s", self._link.where, welcome.endpoint_name)
+
+    def take_leave(self) -> None:
+        """Tell the server that this agent stops on purpose, so that nothing waits for it. Best effort."""
+        if self.epoch:
+            with contextlib.suppress(DiamondError):
+                self._link.call("POST", "/agent/goodbye", timeout_s=2.0)
 
     def greet_again(self) -> None:
         """The facts changed, or the server speaks of another epoch."""

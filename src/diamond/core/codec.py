@@ -122,10 +122,11 @@ def _refuse_unknown(raw: Mapping[Any, Any], valid: list[str], path: str) -> None
             continue
         near = difflib.get_close_matches(str(key), valid, n=1)
         guess = f"did you mean {near[0]!r}? " if near else ""
+        shown = _show(key).strip("'\"")
         raise InvalidInput(
             f"unknown field {_show(key)}",
             hint=f"{guess}valid fields here: {', '.join(valid)}",
-            field=path,
+            field=f"{path}.{shown}" if path else shown,
         )
 
 

@@ -17,14 +17,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 # Blanks laid down before the job starts, so that the exit status fits even on a full disk.
 EXIT_ROOM_BYTES = 1024
+# A job owns its directory and may put anything in place of these files; nothing honest is larger.
+SMALL_BYTES = 64 * 1024
+_LATEST_S = 253402300799.0  # the end of the year 9999
+_LARGEST_PID = 2**22
+_MAX_RANKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -103,46 +110,113 @@ class ExitRecord:
         return self.exit_code - 128 if 128 < self.exit_code <= 128 + 64 else None
 
 
+def read_small(path: Path, limit_bytes: int = SMALL_BYTES) -> bytes | None:
+    """A small file whose place a job can take with anything: a pipe is not waited for, a link not followed.
+
+    None for what is no plain file, is larger than the limit, or cannot be read: all of it counts as absent.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > limit_bytes:
+            return None
+        data = os.read(fd, limit_bytes + 1)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return data if len(data) <= limit_bytes else None
+
+
+def read_json(path: Path, limit_bytes: int = SMALL_BYTES) -> dict[str, Any]:
+    """The object in a small file (see `read_small`); empty when there is none."""
+    data = read_small(path, limit_bytes)
+    try:
+        raw = json.loads(data) if data else None
+    except (ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def whole(raw: object, least: int, most: int) -> int:
+    """A whole number within bounds. Raises ValueError for anything else."""
+    if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw <= most:
+        raise ValueError(f"not a whole number from {least} to {most}")
+    return raw
+
+
+def moment(raw: object) -> float:
+    """Unix seconds that a calendar knows. Raises ValueError for anything else."""
+    # Compared before it is converted: a number of a hundred digits is no float.
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 <= raw <= _LATEST_S:
+        raise ValueError("not a time")
+    return float(raw)
+
+
+def clean(raw: str, limit: int) -> str:
+    """Text that was found somewhere, as every reader can show it: one line, no control characters, not endless."""
+    return "".join(char if char.isprintable() else "?" for char in raw[:limit])
+
+
+def may_have_started(run_dir: RunDir) -> bool:
+    """Whether somebody started this directory. One that cannot be looked into may have been."""
+    try:
+        os.lstat(run_dir.started)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def read_process_mark(run_dir: RunDir) -> ProcessMark | None:
     """Who started this directory; None when nobody did, or the mark was cut short by a crash."""
     try:
-        pid, ticks, boot_id = run_dir.started.read_text().split()
-        return ProcessMark(pid=int(pid), start_ticks=int(ticks), boot_id=boot_id)
-    except (OSError, ValueError):
+        pid, ticks, boot_id = (read_small(run_dir.started) or b"").decode().split()
+        return ProcessMark(
+            pid=whole(int(pid), 0, _LARGEST_PID),
+            start_ticks=whole(int(ticks), 0, 2**63 - 1),
+            boot_id=clean(boot_id, 64),
+        )
+    except ValueError:
         return None
 
 
 def read_exit(run_dir: RunDir) -> ExitRecord | None:
-    raw = _read_json(run_dir.exit)
+    """The record, if it is one job.sh can have written; a job can write there too."""
+    raw = read_json(run_dir.exit)
     try:
+        phase, host = raw["phase"], raw["host"]
+        if phase not in ("setup", "run") or not isinstance(host, str):
+            return None
         return ExitRecord(
-            phase=str(raw["phase"]),
-            exit_code=int(raw["exit_code"]),
-            started_at=float(raw["started_at"]),
-            ended_at=float(raw["ended_at"]),
-            host=str(raw["host"]),
+            phase=phase,
+            exit_code=whole(raw["exit_code"], 0, 255),
+            started_at=moment(raw["started_at"]),
+            ended_at=moment(raw["ended_at"]),
+            host=clean(host, 255),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError):
         return None
 
 
 def read_first_failed_rank(run_dir: RunDir, node_rank: int = 0) -> int | None:
-    rank = _read_json(run_dir.node_exit(node_rank)).get("first_failed_rank")
-    return rank if isinstance(rank, int) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
+        return whole(read_json(run_dir.node_exit(node_rank)).get("first_failed_rank"), 0, _MAX_RANKS)
+    except ValueError:
+        return None
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Whole or not at all, also across a power cut: write beside it, fsync, rename."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # A new file, whatever a crash or a job has put there: writing into a pipe would wait for its reader.
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)

@@ -51,23 +51,31 @@ finish() {{
   exit "$2"
 }}
 
-while IFS= read -r -d '' pair; do export "$pair"; done < env
-export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
+DIAMOND_BASH=$BASH
+enter() {{
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  cd work || exit {no_run_dir}
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < ../env
+}}
+
+# What this shell itself says of programs that are killed is noise in your log.
+exec 3>&2 2> /dev/null
 """
 
 _SETUP = """\
-(cd work && exec bash ../setup.sh) || finish setup $?
+(enter; exec "$DIAMOND_BASH" -e ../setup.sh) 2>&3 3>&- || finish setup $?
 """
 
 _RUN_ONE = """\
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
-(cd work && exec bash ../run.sh)
+(enter; exec "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
 finish run $?
 """
 
 _RUN_RANKS = """\
-(cd work && exec {python} ../launch.py --ranks {ranks} -- bash ../run.sh)
+(enter; exec {python} ../launch.py --ranks {ranks} -- "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
 finish run $?
 """
 

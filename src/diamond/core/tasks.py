@@ -31,6 +31,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _RESERVED_ENV = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 )
+# Bash keeps these for itself: setting one is an error there, or changes what a script means.
+_SHELL_ENV = frozenset({"UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "POSIXLY_CORRECT"})
+_PATH_ENV = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MANPATH"})
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -102,6 +105,8 @@ def check_env_name(name: object) -> None:
         )
     if name in _RESERVED_ENV or name.startswith("DIAMOND_"):
         raise InvalidInput(f"{name} is set by Diamond itself", hint="choose another name")
+    if name in _SHELL_ENV:
+        raise InvalidInput(f"{name} belongs to the shell and cannot be set", hint="choose another name")
 
 
 def _env_value(name: str, value: object) -> str:
@@ -112,6 +117,12 @@ def _env_value(name: str, value: object) -> str:
     text = str(value)
     if "\x00" in text:
         raise InvalidInput("must not contain NUL characters", field=name)
+    if name in _PATH_ENV and "$" in text:
+        raise InvalidInput(
+            "variables are not expanded here, so a literal '$' would stand in it",
+            hint=f"set it in the command instead: export {name}=/my/folder:${name}",
+            field=name,
+        )
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:

@@ -320,6 +320,8 @@ def _load_tables(database: Database, manifest: Manifest, staging: Path, progress
         connection.execute(
             sa.text("UPDATE meta SET value = :epoch WHERE key = 'epoch'"), {"epoch": secrets.token_hex(8)}
         )
+        # Who was online then need not be now; each is when it is heard from.
+        connection.execute(sa.text("UPDATE endpoints SET last_seen_at = NULL"))
         command.upgrade(config, "head")
 
 

@@ -253,6 +253,32 @@ def test_an_endpoint_has_one_agent_home(ctx: Context, user_id: str, clock: Any) 
         agents.report(ctx, endpoint, Report(epoch=ctx.epoch), "agt_second")
 
 
+def test_a_silent_endpoint_is_named_and_untold_jobs_move_on(
+    ctx: Context, user_id: str, online: str, clock: Any
+) -> None:
+    other, _ = endpoints.create(ctx, user_id, "other")
+    agents.hello(ctx, other.id, Hello(facts=FACTS), "agt_other")
+    told, untold, bound = (
+        launch(ctx, user_id, resources={"infra": "local"}),
+        launch(ctx, user_id),
+        launch(ctx, user_id, resources={"infra": "local"}),
+    )
+    assert tasks.get(ctx, user_id, untold).endpoint == "local"
+    assert planning.run_due(ctx) is None
+    with ctx.db.write() as session:  # as if the agent had heard of the first job only
+        first = sa.update(JobRow).where(JobRow.task_id == told).values(delivered_at=1.0)
+        session.execute(first)
+    agents.goodbye(ctx, online)
+    assert "offline" in tasks.get(ctx, user_id, told).pending_reason
+    assert planning.run_due(ctx) is not None
+    assert [tasks.get(ctx, user_id, one).endpoint for one in (told, untold, bound)] == ["local", "other", "local"]
+    orders = agents.desired(ctx, other.id, ctx.epoch, 0, "agt_other").orders
+    assert [order.task_id for order in orders] == [untold]
+    agents.hello(ctx, online, Hello(facts=FACTS))
+    assert tasks.get(ctx, user_id, told).pending_reason == ""
+    assert {order.task_id for order in agents.desired(ctx, online, ctx.epoch, 0).orders} == {told, bound}
+
+
 def test_what_an_agent_says_of_times_and_outputs_is_bounded(ctx: Context, user_id: str, online: str) -> None:
     task_id = launch(ctx, user_id)
     bad = (

@@ -54,6 +54,32 @@ def test_a_stream_of_small_jobs_cannot_starve_a_large_one() -> None:
     assert queue.start(PATIENCE_S + 2) == ["large"]
 
 
+def test_a_higher_priority_is_not_overtaken_by_what_would_delay_it() -> None:
+    queue = Queue(Slots(cpus=2, mem_bytes=0))
+    queue.add("first")
+    assert queue.start() == ["first"]
+    queue.add("big", cpus=2, priority=5)
+    queue.add("small", priority=0)
+    queue.add("smaller", priority=-5)
+    assert queue.start(1.0) == []
+    queue.end("first")
+    assert queue.start(2.0) == ["big"]
+    queue.end("big")
+    assert queue.start(3.0) == ["small", "smaller"]
+
+
+def test_what_delays_nobody_may_pass_anybody() -> None:
+    queue = Queue(Slots(cpus=4, mem_bytes=0, gpus=GPUS[:1]))
+    queue.add("holds the gpu", gpus=1)
+    assert queue.start() == ["holds the gpu"]
+    queue.add("wants the gpu", gpus=1, priority=9)
+    queue.add("cpu only", cpus=2)
+    queue.add("too much", cpus=1)
+    assert queue.start(PATIENCE_S * 5) == ["cpu only"]
+    queue.end("cpu only")
+    assert queue.start(PATIENCE_S * 6) == ["too much"]
+
+
 def test_gpus_by_type_and_index() -> None:
     slots = Slots(cpus=8, mem_bytes=0, gpus=GPUS)
     assert slots.take(job("a", gpus=2, gpu_type="h100")) == (0, 2)

@@ -56,6 +56,30 @@ def test_environment_arrives_byte_for_byte(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("pwned"))
 
 
+def test_no_variable_of_the_user_harms_the_script(tmp_path: Path) -> None:
+    names = ["PATH", "began", "ended", "stat", "boot", "fields", "pair", "BASH", "IFS", "HOSTNAME", "LC_ALL", "mv"]
+    run_dir = prepare(tmp_path / "r", "exit 4", envs=dict.fromkeys(names, "/nowhere $(x)"))
+    assert start(run_dir).returncode == 4
+    record = read_exit(run_dir)
+    assert record is not None
+    assert (record.phase, record.exit_code) == ("run", 4)
+
+
+def test_setup_stops_at_its_first_error_and_run_does_not(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "a", "echo ran", setup="false\necho went on")
+    done = start(run_dir)
+    assert (done.returncode, done.stdout) == (1, b"")
+    run_dir = prepare(tmp_path / "b", "false\necho went on", setup="echo ready")
+    done = start(run_dir)
+    assert (done.returncode, done.stdout) == (0, b"ready\nwent on\n")
+
+
+def test_a_killed_program_leaves_no_noise_of_ours(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "r", "echo mine >&2; kill -KILL $$")
+    done = start(run_dir)
+    assert (done.returncode, done.stdout, done.stderr) == (137, b"", b"mine\n")
+
+
 @pytest.mark.parametrize("code", [0, 1, 3, 255])
 def test_exit_code_is_recorded(tmp_path: Path, code: int) -> None:
     run_dir = prepare(tmp_path / "r", f"exit {code}")

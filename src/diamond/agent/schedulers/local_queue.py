@@ -1,8 +1,9 @@
 """Who goes next on one machine: the waiting line and the slots. Pure: no clock, no process, no file.
 
-Order is priority (higher first), then submission. A smaller job may pass a blocked larger one, but only while the
-blocked one has waited less than `PATIENCE_S` at the head; from then on what becomes free is kept for it, so that
-a stream of small jobs cannot starve it.
+Order is priority (higher first), then submission. A job may always pass a blocked one when it takes nothing that one
+waits for. One that does may pass only among equals (same priority), and only while the blocked one has waited less than
+`PATIENCE_S` at the head; from then on what becomes free is kept for it, so that a stream of small jobs cannot
+starve it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from diamond.agent.gpus import GpuSlot
 from diamond.agent.schedulers.base import Submission
 
 PATIENCE_S = 60.0
+MOST_GUARDED = 10  # blocked jobs, from the head on, that those behind must not harm
 LOOK_BEHIND = 500  # how many jobs behind a blocked one are considered: a dispatch stays cheap however long the line
 
 
@@ -54,6 +56,14 @@ class Slots:
         if job.gpus > len(free):
             return f"waiting for {job.gpus} GPU{'s' * (job.gpus > 1)}; {len(free)} free"
         return ""
+
+    def would_delay(self, job: Submission, blocked: Submission) -> bool:
+        """Whether starting `job` now takes something from what `blocked` needs."""
+        return (
+            self.free_cpus - job.cpus < blocked.cpus
+            or (job.mem_bytes > 0 and self.free_mem_bytes - job.mem_bytes < blocked.mem_bytes)
+            or (job.gpus > 0 and blocked.gpus > 0)
+        )
 
     def take(self, job: Submission, gpus: Sequence[int] | None = None) -> tuple[int, ...]:
         """Hand out what the job asks (or, when adopting, exactly the GPUs it has); returns the GPU indices."""
@@ -97,13 +107,21 @@ class Line:
     def next(self, slots: Slots, jobs: dict[str, Submission], now_s: float) -> tuple[str | None, dict[str, str]]:
         """The job to start now (None: none), and what those it passes, or that head the line, wait for."""
         waiting: dict[str, str] = {}
-        for position, (_, _, name) in enumerate(self._line[: LOOK_BEHIND + 1]):
-            why = slots.why_not_now(jobs[name])
+        guarded: list[tuple[int, Submission]] = []
+        lost_patience = False
+        for position, (rank, _, name) in enumerate(self._line[: LOOK_BEHIND + 1]):
+            job = jobs[name]
+            why = slots.why_not_now(job)
             if not why:
-                return name, waiting
+                harmed = (slots.would_delay(job, ahead) for above, ahead in guarded if lost_patience or above < rank)
+                if not any(harmed):
+                    return name, waiting
+                why = "waiting for a job ahead of it"
             waiting[name] = why
-            if position == 0 and now_s - self._blocked_since.setdefault(name, now_s) > PATIENCE_S:
-                break
+            if position == 0:
+                lost_patience = now_s - self._blocked_since.setdefault(name, now_s) > PATIENCE_S
+            if len(guarded) < MOST_GUARDED:
+                guarded.append((rank, job))
             if slots.free_cpus <= 0:  # every job takes a core
                 break
         return None, waiting

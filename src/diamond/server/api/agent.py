@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -48,14 +49,29 @@ async def desired(
     wait_s: Annotated[float, Query(ge=0, description=f"Seconds to wait for an order, at most {MAX_WAIT_S:.0f}.")] = 0,
     instance: Instance = "",
 ) -> Response:
+    looks = itertools.count()
+
     async def look() -> tuple[DesiredState, bool]:
-        state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since, instance)
+        first = next(looks) == 0
+        state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since, instance, is_call=first)
         # An endpoint nothing was ever ordered from has revision 0: answering its since=0 at once would spin.
         news = state.epoch != epoch or (state.full and state.revision > since)
         return state, bool(state.orders) or news
 
     state = await server.long_poll(request, (f"endpoint:{agent}",), wait_s, look)
     return Json(state)
+
+
+@router.post(
+    "/goodbye",
+    summary="Take leave",
+    description="The agent stops on purpose; its jobs go on and are found again at its next start. Takes no body.",
+    status_code=204,
+    responses=USER_FAILS | fails(Conflict),
+)
+def goodbye(agent: Agent, ctx: Ctx, instance: Instance = "") -> Response:
+    agents.goodbye(ctx, agent, instance)
+    return Response(status_code=204)
 
 
 @router.post(

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import check_relative_path, is_digest
 from diamond.core.codec import decode, encode
+from diamond.core.endpoints import ONLINE_WITHIN_S
 from diamond.core.errors import Conflict, InvalidInput, NotFound, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
@@ -128,8 +129,25 @@ def _touch(ctx: Context, session: Session, row: EndpointRow) -> None:
     row.last_seen_at = now
 
 
-def desired(ctx: Context, endpoint_id: str, epoch: str, since: int, instance: str = "") -> DesiredState:
-    """What should be, of the jobs whose order changed after `since` (all live ones for another epoch or 0)."""
+def goodbye(ctx: Context, endpoint_id: str, instance: str = "") -> None:
+    """The agent stops on purpose: its endpoint is offline at once, not a minute later."""
+    with ctx.db.write() as session:
+        row = _locked_endpoint(session, endpoint_id)
+        _check_instance(row, instance)
+        row.last_seen_at = ctx.clock() - ONLINE_WITHIN_S
+        data = {"name": row.name}
+        at = ctx.clock()
+        record_event(session, at=at, kind="endpoint.offline", owner_id=row.owner_id, endpoint_id=row.id, data=data)
+    ctx.hub.notify("planning", "events")
+
+
+def desired(
+    ctx: Context, endpoint_id: str, epoch: str, since: int, instance: str = "", *, is_call: bool = True
+) -> DesiredState:
+    """What should be, of the jobs whose order changed after `since` (all live ones for another epoch or 0).
+
+    `is_call` is False when a waiting call looks again: that says nothing about whether the agent is still there.
+    """
     full = epoch != ctx.epoch or since <= 0
     with ctx.db.read() as session:
         row = session.get(EndpointRow, endpoint_id)
@@ -137,13 +155,13 @@ def desired(ctx: Context, endpoint_id: str, epoch: str, since: int, instance: st
             raise NotFound("this agent's endpoint was removed", hint="create it again and use its new token")
         _check_instance(row, instance)
         revision = row.revision
-        if not full and revision <= since and not _is_stale(ctx, row):
+        if not full and revision <= since and not (is_call and _is_stale(ctx, row)):
             return DesiredState(epoch=ctx.epoch, revision=revision, full=False)
     with ctx.db.write() as session:
         # Noted before they are told: a cancel may then no longer assume that nobody knows of the job.
         endpoint = _locked_endpoint(session, endpoint_id)
         revision = endpoint.revision
-        if _is_stale(ctx, endpoint):
+        if is_call and _is_stale(ctx, endpoint):
             _touch(ctx, session, endpoint)
         mine = [JobRow.endpoint_id == endpoint_id, JobRow.state.not_in(_FINAL)]
         if not full:

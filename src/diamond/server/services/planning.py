@@ -109,9 +109,47 @@ def run_due(ctx: Context) -> float | None:
             topics, placed = _place_batch(ctx, session, batch)
         left += len(batch) - placed
         ctx.hub.notify(*topics)
+    left += _rescue(ctx)
     later = [at for _, at in rows if at is not None and at > now]
     # Due already but not placeable: something must change first; look now and then all the same.
     return min(later + ([now + _LOOK_AGAIN_S] if left else []), default=None)
+
+
+def _rescue(ctx: Context) -> int:
+    """Move jobs nobody was told of away from endpoints that went silent; returns how many must wait.
+
+    A job that an agent may know of stays: only that agent can say that it does not run.
+    """
+    with ctx.db.write() as session:
+        rows = _endpoints(session, lock=True)
+        candidates = [_candidate(ctx, row) for row in rows]
+        silent = [row.id for row, candidate in zip(rows, candidates, strict=True) if not candidate.online]
+        if not silent:
+            return 0
+        untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None))
+        found = session.execute(
+            sa.select(JobRow, TaskRow)
+            .join(TaskRow, TaskRow.id == JobRow.task_id)
+            .where(JobRow.endpoint_id.in_(silent), *untold)
+            .order_by(JobRow.id)
+            .limit(_BATCH)
+            .options(undefer(TaskRow.spec))
+        ).all()
+        topics: set[str] = set()
+        for job, task in found:
+            placement = place(decode(TaskSpec, task.spec), [c for c in candidates if c.online])
+            target = next((row for row in rows if row.name == placement.endpoint), None)
+            if target is not None:
+                _move(ctx, session, task, job, target)
+                topics |= {f"task:{task.id}", f"endpoint:{target.id}", "events"}
+    ctx.hub.notify(*topics)
+    return len(found) - len([topic for topic in topics if topic.startswith("task:")])
+
+
+def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: EndpointRow) -> None:
+    job.revision = next_revision(session, target.id)
+    job.endpoint_id = task.endpoint_id = target.id
+    lifecycle.record(session, task, "task.moved", ctx.clock(), {"endpoint": target.name})
 
 
 def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[list[str], int]:

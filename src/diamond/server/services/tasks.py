@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import digest_of_ref
 from diamond.core.codec import decode, encode
+from diamond.core.durations import format_duration
 from diamond.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.ids import is_id, new_id
@@ -90,9 +91,9 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
     session.add(row)
     lifecycle.record(session, row, "task.created", now, {"name": row.name})
     placed = planning.place_task(ctx, session, row, spec, refuse_impossible=True)
-    names = {placed.endpoint.id: placed.endpoint.name} if placed.endpoint else {}
-    jobs = (to_job(placed.job, names),) if placed.job else ()
-    return to_task(row, names, spec=spec, jobs=jobs), placed.topics
+    known = {placed.endpoint.id: _Where.of(placed.endpoint, now)} if placed.endpoint else {}
+    jobs = (to_job(placed.job, known),) if placed.job else ()
+    return to_task(row, known, spec=spec, jobs=jobs), placed.topics
 
 
 def _remember_key(ctx: Context, session: Session, user_id: str, key: str, body_hash: str, task_id: str) -> None:
@@ -145,13 +146,13 @@ def get(ctx: Context, user_id: str, task_id: str) -> Task:
     """One task with its spec, jobs and outputs."""
     with ctx.db.read() as session:
         row = find(session, user_id, task_id, undefer(TaskRow.spec), undefer(TaskRow.outputs))
-        names = endpoint_names(session)
+        known = whereabouts(ctx, session)
         jobs = session.scalars(sa.select(JobRow).where(JobRow.task_id == task_id).order_by(JobRow.attempt)).all()
         return to_task(
             row,
-            names,
+            known,
             spec=decode(TaskSpec, row.spec),
-            jobs=tuple(to_job(job, names) for job in jobs),
+            jobs=tuple(to_job(job, known) for job in jobs),
             outputs=tuple(decode(Output, item) for item in row.outputs),
         )
 
@@ -193,8 +194,8 @@ def list_tasks(
         if cursor is not None:
             page = page.where(TaskRow.id < cursor)
         rows = session.scalars(page).all()
-        names = endpoint_names(session)
-        tasks = [to_task(row, names) for row in rows[:limit]]
+        known = whereabouts(ctx, session)
+        tasks = [to_task(row, known) for row in rows[:limit]]
     return tasks, (tasks[-1].id if len(rows) > limit else None), total
 
 
@@ -238,7 +239,7 @@ def find_job(ctx: Context, user_id: str, task_id: str, attempt: int | None = Non
     """A task (without its spec) and one of its jobs: the newest, or that of `attempt`."""
     with ctx.db.read() as session:
         row = find(session, user_id, task_id)
-        names = endpoint_names(session)
+        known = whereabouts(ctx, session)
         wanted = row.attempt if attempt is None else attempt
         job = session.scalars(
             sa.select(JobRow).where(JobRow.task_id == task_id, JobRow.attempt == wanted)
@@ -249,7 +250,7 @@ def find_job(ctx: Context, user_id: str, task_id: str, attempt: int | None = Non
                 hint=f"it has had {row.attempt}; they count from 1",
                 field="attempt",
             )
-        return to_task(row, names), to_job(job, names) if job else None
+        return to_task(row, known), to_job(job, known) if job else None
 
 
 def output(ctx: Context, user_id: str, task_id: str, path: str) -> Output:
@@ -276,19 +277,41 @@ def counts(ctx: Context) -> dict[str, int]:
         return {str(state): int(number) for state, number in rows}
 
 
-def endpoint_names(session: Session) -> dict[str, str]:
-    return {row.id: row.name for row in session.execute(sa.select(EndpointRow.id, EndpointRow.name))}
+class _Where(NamedTuple):
+    """An endpoint's name, and for how long its agent has been silent (None: it is online)."""
+
+    name: str
+    silent_s: float | None
+
+    @staticmethod
+    def of(row: EndpointRow, now: float) -> _Where:
+        if planning.is_online(row.last_seen_at, now):
+            return _Where(row.name, None)
+        return _Where(row.name, now - (row.last_seen_at or row.created_at))
+
+    def explain(self, state: TaskState) -> str:
+        silent = f"endpoint {self.name} is offline: its agent has been silent for {format_duration(self.silent_s or 0)}"
+        if state is TaskState.QUEUED:
+            return f"{silent}; the task waits until it returns"
+        return f"{silent}; what is shown may be out of date"
 
 
-def to_task(row: TaskRow, endpoints: dict[str, str], **detail: Any) -> Task:
+def whereabouts(ctx: Context, session: Session) -> dict[str, _Where]:
+    return {row.id: _Where.of(row, ctx.clock()) for row in session.scalars(sa.select(EndpointRow))}
+
+
+def to_task(row: TaskRow, endpoints: dict[str, _Where], **detail: Any) -> Task:
+    where = endpoints.get(row.endpoint_id) if row.endpoint_id else None
+    state = TaskState(row.state)
+    stuck = where is not None and where.silent_s is not None and not state.is_final and state is not TaskState.PENDING
     return Task(
         id=row.id,
         name=row.name,
-        state=TaskState(row.state),
+        state=state,
         desired=Desired(row.desired),
         reason=Reason(row.reason) if row.reason else None,
         detail=row.detail,
-        endpoint=endpoints.get(row.endpoint_id) if row.endpoint_id else None,
+        endpoint=where.name if where else None,
         attempt=row.attempt,
         exit_code=row.exit_code,
         priority=row.priority,
@@ -296,17 +319,17 @@ def to_task(row: TaskRow, endpoints: dict[str, str], **detail: Any) -> Task:
         started_at=row.started_at,
         ended_at=row.ended_at,
         next_attempt_at=row.next_attempt_at,
-        pending_reason=row.pending_reason,
+        pending_reason=where.explain(state) if where and stuck else row.pending_reason,
         **detail,
     )
 
 
-def to_job(row: JobRow, endpoints: dict[str, str]) -> Job:
+def to_job(row: JobRow, endpoints: dict[str, _Where]) -> Job:
     return Job(
         id=row.id,
         task_id=row.task_id,
         attempt=row.attempt,
-        endpoint=endpoints.get(row.endpoint_id, row.endpoint_id),
+        endpoint=endpoints[row.endpoint_id].name if row.endpoint_id in endpoints else row.endpoint_id,
         state=JobState(row.state),
         reason=Reason(row.reason) if row.reason else None,
         detail=row.detail,

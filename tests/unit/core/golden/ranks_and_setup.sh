@@ -23,8 +23,16 @@ finish() {
   exit "$2"
 }
 
-while IFS= read -r -d '' pair; do export "$pair"; done < env
-export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
-(cd work && exec bash ../setup.sh) || finish setup $?
-(cd work && exec '/opt/my env/bin/python' ../launch.py --ranks 4 -- bash ../run.sh)
+# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
+DIAMOND_BASH=$BASH
+enter() {
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  cd work || exit 73
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < ../env
+}
+
+# What this shell itself says of programs that are killed is noise in your log.
+exec 3>&2 2> /dev/null
+(enter; exec "$DIAMOND_BASH" -e ../setup.sh) 2>&3 3>&- || finish setup $?
+(enter; exec '/opt/my env/bin/python' ../launch.py --ranks 4 -- "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
 finish run $?
