@@ -20,6 +20,7 @@ import pytest
 
 import diamond
 import diamond.train
+from testing.waiting import eventually
 
 PACKAGE = Path(diamond.train.__file__).parent
 LAUNCH = PACKAGE / "launch.py"
@@ -91,13 +92,6 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
         return True
-
-
-def wait_until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # What a rank is given
@@ -382,7 +376,7 @@ os._exit(0)
     if own_session:  # whoever leaves the session means to stay
         assert not gone(orphan)
         os.kill(orphan, signal.SIGKILL)
-    wait_until(lambda: gone(orphan))
+    eventually(lambda: gone(orphan))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

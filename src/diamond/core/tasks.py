@@ -151,7 +151,10 @@ def parse_file_mounts(raw: object) -> dict[str, str]:
         raise TooLarge(f"has {len(raw)} entries; at most {MAX_PATTERNS} are allowed")
     mounts: dict[str, str] = {}
     for target, source in raw.items():
-        mounts[check_relative_path(target, "the target")] = parse_source(source)
+        path = check_relative_path(target, "the target")
+        if path in mounts:
+            raise InvalidInput(f"{path!r} is named twice", hint="give each target one source")
+        mounts[path] = parse_source(source)
     return mounts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Output
 from diamond.core.wire import Hello, JobReport, Report, StreamChunk
-from diamond.server.services import agents, bootstrap, endpoints, events, planning, tasks, tokens
+from diamond.server.services import agents, bootstrap, bundles, endpoints, events, planning, tasks, tokens
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, JobRow
 
@@ -328,6 +329,17 @@ def test_impossible_tasks_are_refused_with_the_field(ctx: Context, user_id: str,
             tasks.create(ctx, user_id, {"run": "true", **fields})
         assert caught.value.field == field
     assert tasks.list_tasks(ctx, user_id) == ([], None, 0)
+
+
+def test_mounts_must_not_replace_files_of_the_workdir(ctx: Context, user_id: str, online: str) -> None:
+    blob = "sha256:" + hashlib.sha256(b"x").hexdigest()
+    ctx.blobs.put_bytes(blob, b"x")
+    ref = bundles.register(ctx, {"files": [{"path": "a/b", "digest": blob, "size_bytes": 1}]})["ref"]
+    for target in ("a/b", "a/b/c"):
+        with pytest.raises(InvalidInput, match="already has a file 'a/b'") as caught:
+            tasks.create(ctx, user_id, {"run": "x", "workdir": ref, "file_mounts": {target: ref}})
+        assert caught.value.field == f"file_mounts.{target}"
+    tasks.create(ctx, user_id, {"run": "x", "workdir": ref, "file_mounts": {"a/c": ref, "d": ref}})
 
 
 def test_a_task_waits_for_an_endpoint_that_never_connected(ctx: Context, user_id: str) -> None:

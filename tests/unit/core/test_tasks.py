@@ -109,6 +109,7 @@ def test_a_full_spec_round_trips() -> None:
         ({"file_mounts": {".": "x"}}, "file_mounts"),
         ({"file_mounts": {"a\nb": "x"}}, "file_mounts"),
         ({"file_mounts": {"a": ""}}, "file_mounts"),
+        ({"file_mounts": {"d/a": "x", "./d//a": "y"}}, "file_mounts"),
         ({"file_mounts": {"a": 3}}, "file_mounts"),
         ({"outputs": ["../secret"]}, "outputs"),
         ({"outputs": ["/etc/passwd"]}, "outputs"),

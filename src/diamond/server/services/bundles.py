@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,20 @@ def _load(path: Path, digest: str) -> Manifest:
     found = decode(Manifest, raw, strict=True)
     check_manifest(found)
     return found
+
+
+def check_mounts(ctx: Context, workdir: str, targets: Iterable[str]) -> None:
+    """Refuse mounts that would have to replace a file of the work directory, or lie below one."""
+    taken = {item.path for item in manifest(ctx, workdir).files}
+    for target in targets:
+        parts = target.split("/")
+        in_the_way = next((path for n in range(1, len(parts) + 1) if (path := "/".join(parts[:n])) in taken), None)
+        if in_the_way is not None:
+            raise InvalidInput(
+                f"the work directory already has a file {in_the_way!r}",
+                hint="choose another target, or list the file in .diamondignore",
+                field=f"file_mounts.{target}",
+            )
 
 
 def require(ctx: Context, digest: str, field: str) -> None:

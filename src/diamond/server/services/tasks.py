@@ -69,6 +69,8 @@ def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> Ta
         spec.check_uploaded()
         for target, ref in spec.bundle_refs.items():
             bundles.require(ctx, digest_of_ref(ref), "workdir" if target == "." else f"file_mounts.{target}")
+        if spec.workdir:
+            bundles.check_mounts(ctx, digest_of_ref(spec.workdir), spec.file_mounts)
     return spec
 
 
