@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from testing.postgres import free_port
 from testing.service import Service
 from testing.waiting import eventually
 
@@ -121,10 +122,83 @@ def test_exit_codes_follow_the_task(service: Service, tmp_path: Path) -> None:
     run(service, "endpoint", "show", "local")
 
 
+def test_attempts_are_told_apart_in_a_pipe(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("run: echo try $DIAMOND_ATTEMPT; exit 7\nretry: {max_retries: 1, backoff: 2s}\n")
+    done = service.diamond("launch", str(path))
+    assert done.returncode == 1
+    assert done.stdout == "try 1\ntry 2\n"  # nothing but the log
+    announced, begun = (done.stderr.find(part) for part in ("attempt 1 failed: EXIT_NONZERO: ", "── attempt 2 ──"))
+    assert 0 < announced < begun
+    assert "exit code 7" in done.stderr[announced:begun]
+    assert "next attempt in 2s" in done.stderr[announced:begun]
+    assert "attempt 2 failed" not in done.stderr  # the summary says that
+    again = service.diamond("logs", "-f")
+    assert again.stdout == done.stdout
+    assert "attempt 1 failed" in again.stderr
+    assert "next attempt" not in again.stderr
+
+
+def test_notes_of_a_success_are_shown(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "noted.yaml"
+    path.write_text("run: echo x > made.txt\noutputs: [made.txt, 'nope*']\n")
+    done = service.diamond("launch", str(path))
+    assert done.returncode == 0
+    assert "note: output 'nope*' matches no file" in done.stderr
+    assert "note: output 'nope*' matches no file" in run(service, "show", "noted")
+    path.write_text("run: 'true'\noutputs: ['nope*']\n")
+    run(service, "launch", str(path))
+    assert "no file matched: nope*" in run(service, "outputs", "noted", "--to", str(tmp_path / "d"), code=1)
+
+
+def test_why_a_task_waits_is_said_while_following(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("name: blocker\nrun: sleep 600\n")
+    cpus = str(run_json(service, "endpoint", "show", "local")["facts"]["cpus_per_node"])
+    run(service, "launch", str(path), "-d", "--cpus", cpus)
+    eventually(lambda: run_json(service, "show", "blocker")["state"] == "RUNNING", what="blocker runs")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "diamond.cli", "launch", str(path), "--cpus", cpus, "--name", "waiter"],
+        env=service.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    while "waiting" not in (line := process.stderr.readline()):
+        assert line
+    assert "CPU cores" in line
+    assert "waiting for" in run(service, "ps")
+    assert "waiting for" in run(service, "queue")
+    assert "waiting for" in run(service, "show", "waiter")
+    run(service, "stop", "waiter", "blocker")
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+
+
+def test_unknown_metric_and_ambiguous_id(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "measured.yaml"
+    path.write_text('run: echo \'{"step":1,"t":1.0,"loss":0.5}\' >> $DIAMOND_METRICS_FILE\n')
+    run(service, "launch", str(path))
+    run(service, "launch", str(path))
+    refused = run(service, "metrics", "measured", "lost", code=1)
+    assert "did you mean 'loss'? `diamond metrics tsk_" in refused
+    assert "/api/" not in refused
+    assert "attempt" in run(service, "metrics", "measured", "loss", "--attempt", "9", code=1)
+    assert "is ambiguous" in run(service, "show", "tsk_", code=1)
+
+
+def test_output_to_nowhere(service: Service) -> None:
+    for command in ("ps -a", "endpoint ls", "logs", "version"):
+        done = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m diamond.cli {command} >&-"],
+            env=service.env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "Error" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("run: [1, 2]\n", "run"),
+        ("run: [1, 2]\n", "one command per line"),
         ("runn: x\n", "did you mean 'run'"),
         ("run: x\nrun: y\n", "line 2"),
         (YAML_BOMB, "error"),
@@ -218,6 +292,9 @@ def test_up_and_down(tmp_path: Path) -> None:
         started = run(service, "up", "-d", "--port", str(service.port))
         assert service.url in started
         assert "already" in run(service, "up", "-d", "--port", str(service.port))
+        other = service.diamond("up", "-d", "--port", str(free_port()))
+        assert other.returncode == 0
+        assert f"port was not changed; it is {service.port}" in other.stderr
         path = tmp_path / "t.yaml"
         path.write_text("name: long\nrun: echo one; sleep 4; echo two\n")
         run(service, "launch", str(path), "-d")
@@ -238,5 +315,32 @@ def test_up_and_down(tmp_path: Path) -> None:
         finally:
             run(restored, "down")
     finally:
+        service.diamond("down")
+        service.stop()
+
+
+def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    service = Service(tmp_path / "home")
+    script = Path(__file__).parents[2] / "scripts" / "quickstart.py"
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**service.env, "DIAMOND_PORT": str(service.port)}, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        eventually(lambda: run_json(service, "ps")["tasks"], within_s=60, what="the task was launched")
+        eventually(lambda: run_json(service, "show")["state"] == "RUNNING", within_s=30, what="it runs")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in front
+        out, _ = process.communicate(timeout=20)
+        assert process.returncode == 0, out
+        assert f"web page: {service.url}" in out
+        assert out.count("the task goes on") == 1
+        assert "diamond logs -f tsk_" in out
+        assert "next:" not in out
+        assert run_json(service, "show")["state"] == "RUNNING"
+    finally:
+        service.diamond("stop", "--all", "-y")
+        eventually(lambda: not run_json(service, "ps")["tasks"], what="it has stopped")
         service.diamond("down")
         service.stop()

@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, error_from_json
+from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, TooLarge, error_from_json
 from diamond.core.wire import INSTANCE_HEADER
 
 _PREFIX = "/api/v1"
@@ -73,12 +73,12 @@ class Link:
         query: Mapping[str, str | int | float] | None = None,
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
-        """One JSON exchange.
+        """One JSON exchange. A `body` of bytes is JSON already.
 
         Raises:
             DiamondError: what the server answered, or `ServerUnreachable`.
         """
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = body if body is None or isinstance(body, bytes) else json_bytes(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         with self._exchange(method, path, data, headers, query, timeout_s) as answer:
             return _json_of(answer)
@@ -204,6 +204,8 @@ class Link:
             body = None
         if not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
             # Not Diamond's own words: a proxy, or a server that is just starting.
+            if answer.status == TooLarge.status:
+                return TooLarge(f"{self.where} answered {answer.status} {answer.reason}")
             if answer.status >= 500:
                 return ServerUnreachable(f"{self.where} answered {answer.status} {answer.reason}")
             return ProtocolError(f"{self.where} answered {answer.status} {answer.reason}")
@@ -211,6 +213,11 @@ class Link:
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
         return ServerUnreachable(f"no answer from {self.where}: {str(error) or type(error).__name__}")
+
+
+def json_bytes(value: Any) -> bytes:
+    """A message as it travels. Half a surrogate pair, which no server takes, becomes a question mark."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
 def _json_of(answer: http.client.HTTPResponse) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 import time
@@ -29,11 +30,11 @@ from diamond.agent.run_dirs import remove_old
 from diamond.agent.schedulers.base import Observed, Scheduler
 from diamond.agent.session import Session
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped
-from diamond.agent.table import JobTable, Phase, Tracked, finishing, report_of, submission_of, verdict
+from diamond.agent.table import MAX_DETAIL, JobTable, Phase, Tracked, finishing, report_of, submission_of, verdict
 from diamond.core.errors import Unavailable
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir
+from diamond.core.rundir import RunDir, may_have_started
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import Output, TaskSpec
 from diamond.core.wire import STREAMS, JobOrder, JobReport
@@ -217,8 +218,10 @@ class Loop:
             job = Tracked(_with_all_offsets(order), self._dir(order.job_id))
             if order.job_id in known:  # the journal was lost, the job was not
                 job.phase = Phase.SUBMITTED
-            elif RunDir(job.run_dir).started.exists():
+            elif os.path.lexists(RunDir(job.run_dir).started):
                 job.phase = Phase.READY  # it ran here once; the scheduler finds out what became of it
+            elif may_have_started(RunDir(job.run_dir)):
+                job.result = verdict(job, Reason.LOST, "its run directory cannot be read; it may have run")
             elif job.is_cancelled:
                 job.result = verdict(job, Reason.CANCELLED, "cancelled before it started")
             elif refusal := self._policy.policy.refusal(order):
@@ -370,7 +373,7 @@ class Loop:
             log.exception("collecting outputs of job %s", job.job_id)
             notes = f"outputs could not be collected: {error}"
         report = report_of(job, seen)
-        detail = "; ".join(text for text in (report.detail, notes) if text)
+        detail = "; ".join(text for text in (report.detail, notes) if text)[:MAX_DETAIL]
         self._do(lambda: self._finish([(job, replace(report, outputs=outputs, detail=detail))]))
 
     def _finish(self, results: list[tuple[Tracked, JobReport]]) -> None:

@@ -97,8 +97,11 @@ def is_disk_full(path: Path) -> bool:
     if disk(path).is_full:
         return True
     probe = path / ".diamond-probe"
+    with contextlib.suppress(OSError):
+        probe.unlink()
     try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        # A new file only: a job may have put a pipe there, which would wait for its reader.
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, b"\1" * _PROBE_BYTES)
         finally:

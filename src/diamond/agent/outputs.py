@@ -1,131 +1,34 @@
-"""What a job leaves behind: finds the files its `outputs` patterns name, and brings them to the server.
+"""Brings what a job leaves behind to the server. Which files those are is decided in `output_files`.
 
-Only files inside the job's work directory; links that lead out of it are refused with a note. Must not change the
-run directory, nor decide what the job's result is.
+Must not change the run directory, nor decide what the job's result is.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import hashlib
+import json
 import os
-import re
-import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.link import Backoff, Link
-from diamond.core.bundles import check_relative_path
-from diamond.core.errors import DiamondError, InvalidInput, Unauthenticated
+from diamond.agent.output_files import find
+from diamond.core.errors import DiamondError, Unauthenticated
 from diamond.core.tasks import Output
 
-MAX_OUTPUTS = 10_000
+MAX_LISTED_BYTES = 4 * 1024 * 1024  # of the list of outputs, as it is sent: a report must stay small enough to be taken
 _PIECE_BYTES = 4 * 1024 * 1024
 _PACK_BYTES = 4 * 1024 * 1024
 _SMALL_BYTES = 256 * 1024
 _ASK_AT_ONCE = 1000
-_MAGIC = re.compile(r"[*?\[]")
-_MAX_NOTES = 5
+_ENTRY_BYTES = 150  # of an entry of the list beside its path
 
 
 class OutputsStopped(Exception):
     """The agent stops; the outputs are collected at its next start."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """Files to keep, by their path below work/, and what is to be said about the rest."""
-
-    files: dict[str, Path]
-    notes: tuple[str, ...] = ()
-
-
-def find(work: Path, patterns: tuple[str, ...]) -> Found:
-    """Resolve `outputs` patterns. A pattern that names a folder means everything in it; ``**`` crosses folders."""
-    root = Path(os.path.realpath(work))
-    files: dict[str, Path] = {}
-    notes: list[str] = []
-    for raw in patterns:
-        try:
-            pattern = check_relative_path(raw, "output")
-        except InvalidInput as error:
-            notes.append(error.message)
-            continue
-        before = len(files)
-        refused = 0
-        for relative in _matches(root, pattern):
-            real = Path(os.path.realpath(root / relative))
-            if root not in (real, *real.parents):
-                refused += 1
-            elif _is_file(real):
-                files.setdefault(relative, real)
-            if len(files) > MAX_OUTPUTS:
-                notes.append(f"more than {MAX_OUTPUTS} output files; the rest are left on the endpoint")
-                return Found(files=files, notes=tuple(notes))
-        if refused:
-            notes.append(f"output {pattern!r}: {refused} left out, being links that lead out of the work directory")
-        elif len(files) == before and not any(_covers(pattern, path) for path in files):
-            notes.append(f"output {pattern!r} matches no file")
-    shown = notes[:_MAX_NOTES] + [f"and {len(notes) - _MAX_NOTES} more"] * (len(notes) > _MAX_NOTES)
-    return Found(files=dict(sorted(files.items())), notes=tuple(shown))
-
-
-def _covers(pattern: str, path: str) -> bool:
-    return bool(_translate(pattern).match(path)) or path.startswith(pattern + "/")
-
-
-def _matches(root: Path, pattern: str) -> Iterator[str]:
-    if not _MAGIC.search(pattern):
-        start = root / pattern
-        if start.is_dir():
-            real = Path(os.path.realpath(start))
-            inside = root in (real, *real.parents)
-            yield from _below(start, pattern) if inside else [pattern]
-        elif start.exists() or start.is_symlink():
-            yield pattern
-        return
-    wanted = _translate(pattern)
-    for folder, folders, names in os.walk(root):  # does not follow links: one to / would list the whole machine
-        here = os.path.relpath(folder, root)
-        for name in sorted(folders + names):
-            path = name if here == "." else f"{here}/{name}"
-            if wanted.fullmatch(path):
-                full = root / path
-                if full.is_dir() and not full.is_symlink():
-                    yield from _below(full, path)
-                else:
-                    yield path
-
-
-def _below(folder: Path, prefix: str) -> Iterator[str]:
-    for here, folders, names in os.walk(folder):
-        folders.sort()
-        inner = os.path.relpath(here, folder)
-        for name in sorted(names + [one for one in folders if os.path.islink(os.path.join(here, one))]):
-            yield f"{prefix}/{name}" if inner == "." else f"{prefix}/{inner}/{name}"
-
-
-def _translate(pattern: str) -> re.Pattern[str]:
-    """A shell pattern in which ``*`` stays within a folder and ``**`` does not."""
-    text = ""
-    for part in pattern.split("/"):
-        if part == "**":
-            text += "(?:[^/]+/)*"
-        else:
-            inner = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
-            text += inner.replace(".*", "[^/]*") + "/"
-    text = text.removesuffix("/") if not pattern.endswith("**") else text.removesuffix("(?:[^/]+/)*") + ".+"
-    return re.compile(text, re.DOTALL)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
 
 
 class Collector:
@@ -143,32 +46,37 @@ class Collector:
         Raises:
             OutputsStopped: the agent stops.
         """
-        found = find(work, patterns)
-        notes = list(found.notes)
+        found = find(work, patterns, self._check_stop)
+        notes = found.notes
         outputs: list[Output] = []
         left = max_bytes
+        room = MAX_LISTED_BYTES
         for path, real in found.files.items():
+            room -= len(json.dumps(path, ensure_ascii=False).encode()) + _ENTRY_BYTES
+            if room < 0:
+                notes.add("is left on the endpoint: the list of outputs is too long to be sent", path)
+                continue
             try:
                 size, digest = self._hash(real, left)
             except OSError as error:
-                notes.append(f"output {path!r}: {error.strerror}")
+                notes.add(f"cannot be read: {error.strerror}", path)
                 continue
             outputs.append(Output(path=path, size_bytes=size, sha256=digest))
             if digest:
                 left -= size
-        too_large = [output for output in outputs if not output.sha256]
-        if too_large:
-            notes.append(
-                f"{len(too_large)} output files stay on the endpoint: policy.toml: "
-                f"max_output_bytes = {max_bytes} was reached"
-            )
+            else:
+                notes.add(f"stays on the endpoint: policy.toml: max_output_bytes = {max_bytes} was reached", path)
         stored = self._upload({output.sha256: found.files[output.path] for output in outputs if output.sha256})
         if stored is None:
             raise OutputsStopped
-        lost = sum(bool(output.sha256) and output.sha256 not in stored for output in outputs)
-        if lost:
-            notes.append(f"{lost} output files changed while they were read, or were refused by the server")
-        return tuple(replace(output, stored=output.sha256 in stored) for output in outputs), "; ".join(notes)
+        for output in outputs:
+            if output.sha256 and output.sha256 not in stored:
+                notes.add("changed while it was read, or was refused by the server", output.path)
+        return tuple(replace(output, stored=output.sha256 in stored) for output in outputs), notes.text()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise OutputsStopped
 
     def _hash(self, path: Path, left: int) -> tuple[int, str]:
         with _open(path) as fd:
@@ -180,8 +88,9 @@ class Collector:
             while piece := os.pread(fd, _PIECE_BYTES, offset):
                 digest.update(piece)
                 offset += len(piece)
-                if self._stop.is_set():
-                    raise OutputsStopped
+                self._check_stop()
+                if offset > left:  # it grows while it is read, perhaps for ever
+                    return offset, ""
             return offset, digest.hexdigest()
 
     def _upload(self, files: dict[str, Path]) -> set[str] | None:
@@ -190,7 +99,10 @@ class Collector:
         names = list(files)
         for start in range(0, len(names), _ASK_AT_ONCE):
             batch = names[start : start + _ASK_AT_ONCE]
-            received = self._patiently(lambda batch=batch: self._missing(batch))  # type: ignore[misc]
+            try:
+                received = self._patiently(lambda batch=batch: self._missing(batch))  # type: ignore[misc]
+            except _Refused:
+                continue
             if received is None:
                 return None
             stored |= set(batch) - set(received)

@@ -1,7 +1,8 @@
-"""What a starting agent makes of its journal and of what the scheduler still has. Pure: decides, does nothing."""
+"""What a starting agent makes of its journal and of what the scheduler still has. Decides, changes nothing."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from diamond.agent.journal import Remembered
 from diamond.agent.schedulers.base import Observed
 from diamond.agent.table import Phase, Tracked, verdict
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir
+from diamond.core.rundir import RunDir, may_have_started
 from diamond.core.wire import JobReport
 
 
@@ -48,7 +49,11 @@ def recover(
             job.phase = Phase.OVER
             job.result = verdict(job, Reason.LOST, "the scheduler does not know the job any more")
             found.lost.append(job)
-        elif noted.phase == "submitting" and RunDir(job.run_dir).script.exists():
+        elif noted.phase == "submitting" and os.path.lexists(RunDir(job.run_dir).script):
             job.phase = Phase.READY
+        elif noted.phase == "submitting" and may_have_started(RunDir(job.run_dir)):
+            job.phase = Phase.OVER
+            job.result = verdict(job, Reason.LOST, "its run directory cannot be read; it may have run")
+            found.lost.append(job)
         found.jobs.append(job)
     return found

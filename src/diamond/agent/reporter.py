@@ -11,15 +11,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from diamond.agent.link import Link
+from diamond.agent.link import Link, json_bytes
 from diamond.agent.session import Patience, Session
-from diamond.agent.table import JobTable, Tracked
-from diamond.agent.tail import read_from, size_of
+from diamond.agent.table import MAX_DETAIL, JobTable, Told, Tracked, reduced
+from diamond.agent.tail import read_from
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointUsage
-from diamond.core.errors import DiamondError, ProtocolError, Unauthenticated
+from diamond.core.errors import DiamondError, InvalidInput, ProtocolError, TooLarge, Unauthenticated
 from diamond.core.faults import fault_point
 from diamond.core.rundir import RunDir
 from diamond.core.wire import MAX_REPORT_STREAM_BYTES, STREAMS, JobReport, Report, ReportAck, StreamChunk
@@ -31,9 +31,15 @@ _GAP_S = 0.03  # what happens within it goes into one report
 HEARTBEAT_S = 10.0
 _USAGE_EVERY_S = 5.0
 _MAX_JOBS = 500
+_MAX_LISTED_BYTES = 4 * 1024 * 1024  # of the outputs of all jobs of one report, about
 _MAX_CHUNK_BYTES = 1024 * 1024  # so that one talkative job does not silence the others
+_LONE_CHUNK_BYTES = 3 * 1024 * 1024  # for one that is alone in having so much to say
+_MIN_CHUNK_BYTES = 16 * 1024
+_LISTED_BYTES = 150  # of an output, beside its path
 _PROBE_BYTES = 64 * 1024  # sent of a stream when only the server knows how much of it it holds
 _QUIET_S = 60.0
+_DOUBT_S = 10.0
+_DOUBTS = 3  # refusals that may be a passing fault of the server (or of a proxy) before less is told
 _STUCK_S = 1.0
 
 
@@ -44,7 +50,10 @@ class _Draft:
     jobs: list[JobReport] = field(default_factory=list)
     chunks: list[StreamChunk] = field(default_factory=list)
     about: dict[str, tuple[Tracked, JobReport | None]] = field(default_factory=dict)
+    over: set[str] = field(default_factory=set)  # among those: jobs that have their result
+    behind: set[str] = field(default_factory=set)  # among those: jobs with more to say than fits
     num_bytes: int = 0
+    listed_bytes: int = 0
     is_cut: bool = False  # there was more than fits
 
 
@@ -68,6 +77,8 @@ class Reporter:
         self._on_delivered = on_delivered
         self._news = threading.Event()
         self._max_jobs = _MAX_JOBS
+        self._max_chunk_bytes = _LONE_CHUNK_BYTES
+        self._behind: set[str] = set()  # as of the last report
         self._turn = 0
         self._last_sent = float("-inf")
         self._last_usage = float("-inf")
@@ -85,11 +96,13 @@ class Reporter:
         self._news.set()
 
     def _run(self) -> None:
+        again = False
         while not self._stop.is_set():
             if not self._session.synced.wait(0.5):
                 continue
-            self._news.wait(self._wait_s())
-            self._stop.wait(max(0.0, self._last_sent + _GAP_S - time.monotonic()))
+            if not again:
+                self._news.wait(self._wait_s())
+                self._stop.wait(max(0.0, self._last_sent + _GAP_S - time.monotonic()))
             self._news.clear()
             try:
                 again = self.report_once()
@@ -100,8 +113,6 @@ class Reporter:
                 log.exception("reporting: unexpected error")
                 self.patience.failed(ProtocolError(str(error)))
                 again = True
-            if again:
-                self._news.set()
 
     def _wait_s(self) -> float:
         due = self._last_sent + HEARTBEAT_S - time.monotonic()
@@ -129,11 +140,14 @@ class Reporter:
         report = Report(epoch=epoch, jobs=tuple(draft.jobs), streams=tuple(draft.chunks), usage=usage)
         fault_point("agent.reporting")
         try:
-            ack = decode(ReportAck, self._link.call("POST", "/agent/reports", encode(report)))
+            ack = decode(ReportAck, self._link.call("POST", "/agent/reports", body_of(report)))
         except DiamondError as error:
             if error.transient or isinstance(error, Unauthenticated) or not draft.about:
                 raise
-            self._narrow(draft, error)
+            if usage is not None:
+                self._last_usage = now  # once more without it, before a job is blamed
+            else:
+                self._narrow(draft, error)
             return True
         fault_point("agent.reported")
         self._last_sent = time.monotonic()
@@ -144,6 +158,8 @@ class Reporter:
             self._session.greet_again()
             return True
         self._max_jobs = min(_MAX_JOBS, self._max_jobs * 2)
+        self._max_chunk_bytes = min(_LONE_CHUNK_BYTES, self._max_chunk_bytes * 2)
+        self._behind = draft.behind
         moved = self._take(draft, ack)
         return draft.is_cut and moved
 
@@ -158,7 +174,11 @@ class Reporter:
         for job in live[self._turn :] + live[: self._turn]:
             if job.quiet_until > now:
                 continue
-            if len(draft.about) >= self._max_jobs or draft.num_bytes >= MAX_REPORT_STREAM_BYTES:
+            if (
+                len(draft.about) >= self._max_jobs
+                or draft.num_bytes >= MAX_REPORT_STREAM_BYTES
+                or draft.listed_bytes >= _MAX_LISTED_BYTES
+            ):
                 draft.is_cut = True
                 break
             self._add(draft, job)
@@ -169,32 +189,46 @@ class Reporter:
             report, result, told = job.report, job.result, job.told
             acked = dict(job.acked)
             has_streams = job.has_streams
+        if job.tell == Told.LEAST:
+            has_streams = False
         # Read after the result was there: a file of a job that is over grows no more.
-        chunks, is_whole = self._chunks(draft, job, acked) if has_streams else ([], True)
-        say = result if result is not None and is_whole else (report if report is not told else None)
+        chunks, is_whole, problem = self._chunks(draft, job, acked) if has_streams else ([], True, "")
+        say = report if report is not told else None
+        if result is not None and is_whole:
+            say = _last_words(job, result, problem)
         if not chunks and say is None:
             return
         draft.chunks += chunks
         draft.about[job.job_id] = (job, say)
-        draft.is_cut = draft.is_cut or (result is not None and not is_whole)
+        if result is not None:
+            draft.over.add(job.job_id)
+            draft.is_cut = draft.is_cut or not is_whole
         if say is not None:
             draft.jobs.append(say)
+            draft.listed_bytes += sum(len(output.path) + _LISTED_BYTES for output in say.outputs)
 
-    def _chunks(self, draft: _Draft, job: Tracked, acked: dict[str, int]) -> tuple[list[StreamChunk], bool]:
-        """The next bytes of each stream, and whether that is all there is."""
+    def _chunks(self, draft: _Draft, job: Tracked, acked: dict[str, int]) -> tuple[list[StreamChunk], bool, str]:
+        """The next bytes of each stream, whether that is all there is, and what could not be read."""
         chunks = []
+        problems: dict[str, list[str]] = {}
         is_whole = True
+        alone = self._behind <= {job.job_id}
+        most = min(self._max_chunk_bytes, _LONE_CHUNK_BYTES if alone else _MAX_CHUNK_BYTES)
         for stream in STREAMS:
-            path = RunDir(job.run_dir).stream(stream)
             offset = acked.get(stream, 0)
-            room = min(MAX_REPORT_STREAM_BYTES - draft.num_bytes, _MAX_CHUNK_BYTES if stream in acked else _PROBE_BYTES)
-            data = read_from(path, offset, room)
-            draft.is_cut = draft.is_cut or (len(data) == room > 0)
-            if data:
-                chunks.append(StreamChunk.of(job.job_id, stream, offset, data))
-                draft.num_bytes += len(data)
-            is_whole = is_whole and offset + len(data) >= size_of(path)
-        return chunks, is_whole
+            room = min(MAX_REPORT_STREAM_BYTES - draft.num_bytes, most if stream in acked else min(most, _PROBE_BYTES))
+            piece = read_from(RunDir(job.run_dir).stream(stream), offset, room)
+            if not piece.is_end:
+                draft.is_cut = True
+                draft.behind.add(job.job_id)
+            if piece.data:
+                chunks.append(StreamChunk.of(job.job_id, stream, offset, piece.data))
+                draft.num_bytes += len(piece.data)
+            if piece.problem:
+                problems.setdefault(piece.problem, []).append(stream)
+            is_whole = is_whole and piece.is_end
+        told = "; ".join(f"{', '.join(streams)} cannot be read: {why}" for why, streams in problems.items())
+        return chunks, is_whole, told
 
     # Taking the answer in
 
@@ -232,10 +266,45 @@ class Reporter:
             self._table.orphan(job)
 
     def _narrow(self, draft: _Draft, error: DiamondError) -> None:
-        """The server refuses what we say: say less at a time, to find whom it is about; leave that one out a while."""
+        """The server refuses what we say: say less at a time, to find whom it is about.
+
+        A job that goes on is left out a while. One that is over must be able to end: less and less is told of it.
+        """
         if len(draft.about) > 1:
             self._max_jobs = max(1, len(draft.about) // 2)
             return
+        is_definite = isinstance(error, InvalidInput)
+        if draft.num_bytes > _MIN_CHUNK_BYTES and (isinstance(error, TooLarge) or not is_definite):
+            self._max_chunk_bytes = max(_MIN_CHUNK_BYTES, min(self._max_chunk_bytes, draft.num_bytes) // 2)
+            return
         for job, _ in draft.about.values():
             log.error("the server refuses the report of job %s: %s", job.job_id, error)
-            job.quiet_until = time.monotonic() + _QUIET_S
+            job.num_refused += 1
+            if job.job_id not in draft.over or job.tell == Told.LEAST:
+                job.quiet_until = time.monotonic() + _QUIET_S
+            elif is_definite or job.num_refused > _DOUBTS:
+                job.tell = Told(job.tell + 1)
+                job.refusal = error.message
+            else:
+                job.quiet_until = time.monotonic() + _DOUBT_S
+
+
+def _last_words(job: Tracked, result: JobReport, problem: str) -> JobReport:
+    if job.tell != Told.ALL:
+        result = reduced(result, job.refusal)
+    if not problem:
+        return result
+    detail = f"{result.detail}; {problem}" if result.detail else problem
+    return replace(result, detail=detail[:MAX_DETAIL])
+
+
+def body_of(report: Report) -> bytes:
+    """The report as it travels. Looking through megabytes of base64 for something to escape would be half the work."""
+    rest = encode(replace(report, streams=()))
+    del rest["streams"]
+    chunks = []
+    for chunk in report.streams:
+        about = encode(replace(chunk, data=""))
+        del about["data"]
+        chunks.append(b"".join((json_bytes(about)[:-1], b',"data":"', chunk.data.encode("ascii"), b'"}')))
+    return b"".join((json_bytes(rest)[:-1], b',"streams":[', b",".join(chunks), b"]}"))

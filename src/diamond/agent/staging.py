@@ -22,6 +22,7 @@ from typing import TypeVar
 from diamond.agent.cache import Cache
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
+from diamond.agent.run_dirs import remove
 from diamond.core.bundles import BundleFile, Manifest, check_relative_path, digest_of_ref, is_bundle_ref
 from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, DigestMismatch, InvalidInput, Unauthenticated
@@ -109,7 +110,7 @@ class Stager:
             StagingStopped: the agent stops, or `is_cancelled` turned true.
         """
         try:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
             run_dir = RunDir(path)
             path.mkdir(parents=True, mode=0o700)
             run_dir.work.mkdir(mode=0o700)

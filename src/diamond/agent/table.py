@@ -15,9 +15,11 @@ from pathlib import Path
 
 from diamond.agent.schedulers.base import Observed, Submission, final_state
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir
+from diamond.core.rundir import RunDir, clean, moment, whole
 from diamond.core.states import Desired, JobState
 from diamond.core.wire import JobOrder, JobReport
+
+MAX_DETAIL = 4000  # what the server keeps of one
 
 
 class Phase(IntEnum):
@@ -28,6 +30,14 @@ class Phase(IntEnum):
     SUBMITTED = 2  # the scheduler has it
     COLLECTING = 3  # over; its outputs are on their way
     OVER = 4  # has its result
+
+
+class Told(IntEnum):
+    """How much of a result is told. Less, one step at a time, when the server refuses it: a job must be able to end."""
+
+    ALL = 0
+    LESS = 1  # how it ended, without its outputs
+    LEAST = 2  # that, without what is left of its streams
 
 
 class Tracked:
@@ -45,6 +55,10 @@ class Tracked:
         self.acked: dict[str, int] = dict(order.received)
         self.is_orphan = False  # the server does not know the job (any more)
         self.quiet_until = 0.0  # monotonic; the server could not digest what was said of it
+        # How the server took its result; the reporter's own.
+        self.tell = Told.ALL
+        self.num_refused = 0
+        self.refusal = ""
 
     @property
     def job_id(self) -> str:
@@ -106,6 +120,7 @@ class JobTable:
             if job.result is None:
                 job.result = result
                 job.phase = Phase.OVER
+                job.quiet_until = 0.0
                 self._place(job)
         self.on_news()
 
@@ -149,7 +164,7 @@ def report_of(job: Tracked, seen: Observed) -> JobReport:
         job_id=job.job_id,
         state=seen.state,
         reason=seen.reason,
-        detail=seen.detail,
+        detail=seen.detail[:MAX_DETAIL],
         exit_code=seen.exit_code,
         signal=seen.signal,
         scheduler_id=seen.scheduler_id,
@@ -173,10 +188,41 @@ def verdict(job: Tracked, reason: Reason, detail: str) -> JobReport:
         job_id=job.job_id,
         state=final_state(reason),
         reason=reason,
-        detail=detail,
+        detail=detail[:MAX_DETAIL],
         run_dir=str(job.run_dir),
         ended_at=time.time(),
     )
+
+
+def reduced(result: JobReport, why: str) -> JobReport:
+    """The least that ends a job: for a server that refused the whole, with what every server takes."""
+    detail = f"the server refused the full report ({clean(why, 300)}); its outputs stay on the endpoint"
+    return JobReport(
+        job_id=result.job_id,
+        state=result.state,
+        reason=result.reason,
+        detail=f"{clean(result.detail, 500)}; {detail}" if result.detail else detail,
+        exit_code=_sane_number(result.exit_code),
+        signal=_sane_number(result.signal),
+        run_dir=clean(result.run_dir, 1000),
+        queued_at=_sane_time(result.queued_at),
+        started_at=_sane_time(result.started_at),
+        ended_at=_sane_time(result.ended_at),
+    )
+
+
+def _sane_number(raw: int | None) -> int | None:
+    try:
+        return whole(raw, 0, 255)
+    except ValueError:
+        return None
+
+
+def _sane_time(raw: float | None) -> float | None:
+    try:
+        return moment(raw)
+    except ValueError:
+        return None
 
 
 def submission_of(job: Tracked, time_limit_s: int | None) -> Submission:

@@ -207,16 +207,25 @@ def _endpoints(client: Client) -> Iterator[Finding]:
         )
     for each in found:
         local = each.name == "local"
-        mend = "diamond up -d" if local else "start its agent on the cluster: diamond agent run …"
-        seen = f"last heard of {render.ago(each.last_seen_at)}" if each.last_seen_at else "has never connected"
-        yield Finding(
-            name=f"endpoint {each.name}",
-            status="ok" if each.online else "fail" if local else "warn",
-            detail="online" if each.online else f"offline, {seen}",
-            mend=mend,
-        )
-        for warning in each.usage.warnings if each.usage and each.online else ():
-            yield Finding(name=f"endpoint {each.name}", status="warn", detail=warning)
+        mend = "diamond up -d" if local else "start its agent on that machine: diamond agent run …"
+        since = f"offline since {render.since(each.last_seen_at)}" if each.last_seen_at else "its agent never connected"
+        warnings = each.usage.warnings if each.usage else ()
+        if not each.online:
+            yield Finding(name=f"endpoint {each.name}", status="fail" if local else "warn", detail=since, mend=mend)
+        elif not warnings:
+            yield Finding(name=f"endpoint {each.name}", status="ok", detail="online")
+        for warning in warnings:
+            head = "online, but" if each.online else "when last heard of"
+            yield Finding(name=f"endpoint {each.name}", status="warn", detail=f"{head}: {warning}", mend=_mend(warning))
+
+
+def _mend(warning: str) -> str:
+    """What to do about a warning of an agent, by what it is about."""
+    if "policy.toml" in warning:
+        return "mend policy.toml in the agent's folder; it is read again by itself"
+    if "disk" in warning:
+        return "free space on that machine"
+    return ""
 
 
 def _agent_log(home: Home) -> Iterator[Finding]:

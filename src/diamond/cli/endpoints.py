@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from diamond.cli import render
 from diamond.cli.session import connect, emit, say
@@ -18,7 +20,12 @@ def create(name: str, *, token_file: Path | None, as_json: bool) -> None:
         raise InvalidInput(
             f"{token_file} exists", hint="give another file, so that no token is lost", field="--token-file"
         )
+    if token_file and not token_file.absolute().parent.is_dir():
+        # Before the endpoint is made: its token can be had only once.
+        raise InvalidInput(f"there is no folder {token_file.absolute().parent}", field="--token-file")
     with connect() as client:
+        from diamond.sdk.transport import is_loopback
+
         endpoint, token = client.endpoints.create(name)
         url = client.url
     if token_file:
@@ -28,11 +35,22 @@ def create(name: str, *, token_file: Path | None, as_json: bool) -> None:
             {"endpoint": endpoint, "token": None if token_file else token, "token_file": token_file and str(token_file)}
         )
         return
-    where = token_file or Path(f"{name}.token")
-    say(f"Endpoint {render.clean(name)} is registered. On the cluster's login node run:")
-    if not token_file:
-        say(f"  (put the token below into a file {shlex.quote(str(where))} that only you can read; it is shown once)")
-    say(f"  diamond agent run --server {url} --token-file {shlex.quote(str(where))} --home ~/.diamond/agents/{name}")
+    # The file's name alone: that is how it is called there, wherever it lies here.
+    there = shlex.quote(token_file.name if token_file else f"{name}.token")
+    say(f"Endpoint {render.clean(name)} is registered. On the machine that shall run the tasks:")
+    if token_file:
+        say(f"  1. copy the token file {token_file} there (it is secret)")
+    else:
+        say(f"  1. put the token below into a file {there} that only you can read (it is secret, and shown once)")
+    say(
+        f"  2. run:  diamond agent run --server {url} --token-file {there} --home ~/.diamond/agents/{shlex.quote(name)}"
+    )
+    if is_loopback(url):
+        port = urlsplit(url).port or 80
+        say(f"Another machine cannot reach {url}. For one of those, either")
+        say(f"  - open a tunnel and keep it open:  ssh -R {port}:127.0.0.1:{port} machine")
+        say("  - or put a TLS proxy in front of the server (DIAMOND_ALLOW_REMOTE=1 lets it")
+        say("    listen beyond this machine) and give the proxy's address as --server")
     if not token_file:
         print(token)
 
@@ -65,7 +83,7 @@ def ls(*, as_json: bool) -> None:
     render.print_table(
         ("NAME", "STATE", "SCHEDULER", ">CPUS", "GPUS", ">RUNNING", ">QUEUED", "SEEN"),
         rows,
-        flexible=("GPUS",),
+        flexible={"GPUS": 10},
         droppable=("SEEN", "SCHEDULER", "QUEUED", "RUNNING", "GPUS"),
     )
 
@@ -97,10 +115,12 @@ def show(name: str, *, as_json: bool) -> None:
         print(f"  {seen}")
     rows: list[tuple[str, str]] = []
     if facts := found.facts:
-        nodes = f"{facts.nodes} node{'s' if facts.nodes != 1 else ''} with {facts.cpus_per_node} cores"
+        nodes = f"{render.count(facts.nodes, 'node')} with {render.count(facts.cpus_per_node, 'core')}"
+        # The scheduler inside the agent has the agent's version.
+        version = "" if facts.scheduler == "local" else facts.scheduler_version
         memory = f" and {render.size(facts.mem_bytes_per_node)}" if facts.mem_bytes_per_node else ""
         rows += [
-            ("scheduler", f"{facts.scheduler} {facts.scheduler_version}".strip()),
+            ("scheduler", f"{facts.scheduler} {version}".strip()),
             ("host", f"{facts.os_user}@{facts.hostname}"),
             ("size", nodes + memory),
             (
@@ -115,17 +135,26 @@ def show(name: str, *, as_json: bool) -> None:
             ("agent", f"{facts.agent_version}, Python {facts.python}"),
             ("jobs in", facts.run_root),
         ]
-        rows += [(f"policy {key}", value) for key, value in facts.policy.items()]
+        rows += [(f"policy {key}", _policy_text(value)) for key, value in facts.policy.items()]
     if usage := found.usage:
+        if usage.at:
+            rows.append(("as of", render.ago(usage.at)))
         rows += [
             ("cores used", f"{usage.cpus_used}; machine busy {usage.cpu_percent:.0f} %"),
             ("jobs", f"{usage.jobs_running} running, {usage.jobs_queued} queued"),
             ("disk free", f"{render.size(usage.disk_free_bytes)} of {render.size(usage.disk_total_bytes)}"),
         ]
         rows += [("warning", warning) for warning in usage.warnings]
+    rows = [(key, value) for key, value in rows if value]
     width = max((len(key) for key, _ in rows), default=0)
     for key, value in rows:
         print(f"  {render.clean(key):<{width}}  {render.clean(value)}")
+
+
+def _policy_text(value: str) -> str:
+    """A rule for people; small amounts, which agents give in GiB, in a unit that suits them."""
+    found = re.fullmatch(r"([0-9.]+(?:e[-+]?[0-9]+)?) GiB", value)
+    return render.amount(float(found[1]) * 1024**3) if found and float(found[1]) < 1 else value
 
 
 def gpus(*, as_json: bool) -> None:
@@ -166,7 +195,9 @@ def gpus(*, as_json: bool) -> None:
         )
         for e in entries
     ]
-    render.print_table(("ENDPOINT", "STATE", "GPU", ">FREE", ">TOTAL", ">PER NODE", ">MEMORY"), rows, flexible=("GPU",))
+    render.print_table(
+        ("ENDPOINT", "STATE", "GPU", ">FREE", ">TOTAL", ">PER NODE", ">MEMORY"), rows, flexible={"GPU": 10}
+    )
 
 
 def queue(endpoint: str | None, *, as_json: bool) -> None:
@@ -195,5 +226,5 @@ def queue(endpoint: str | None, *, as_json: bool) -> None:
         for place, entry in enumerate(found, 1)
     ]
     heads = (">#", "TASK", "NAME", "ENDPOINT", "STATE", ">PRIO", ">CPUS", ">GPUS", ">SINCE", "WHY")
-    droppable = ("PRIO", "CPUS", "GPUS", "WHY", "ENDPOINT", "SINCE", "#")
-    render.print_table(heads, rows, flexible=("NAME", "WHY"), droppable=droppable)
+    droppable = ("PRIO", "CPUS", "GPUS", "ENDPOINT", "SINCE", "#", "WHY")
+    render.print_table(heads, rows, flexible={"NAME": 10, "WHY": 24}, droppable=droppable)

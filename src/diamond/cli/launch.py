@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diamond.cli import render
-from diamond.cli.session import connect, emit, leave, say, task_json
-from diamond.core.codec import encode
+from diamond.cli import spec as spec_text
+from diamond.cli.session import connect, emit, leave, program, say, task_json
 from diamond.core.errors import InvalidInput
 from diamond.core.tasks import TaskSpec, parse_name
 
@@ -49,14 +49,34 @@ class Changes:
             found["resources"] = {**resources, **given}
         return found
 
+    def option_for(self, field: str) -> str:
+        """The option that gave a field of the spec its value; empty when it stands in the file."""
+        name = field.removeprefix("resources.")
+        name = {"accelerators": "gpus"}.get(name, name)
+        given = name in type(self).__dataclass_fields__ and getattr(self, name) is not None
+        return f"--{name.replace('_', '-')}" if given else ""
 
-def launch(file: str, env: list[str], changes: Changes, *, detach: bool, dry_run: bool, as_json: bool) -> None:
+
+def launch(
+    file: str,
+    env: list[str],
+    changes: Changes,
+    *,
+    detach: bool,
+    dry_run: bool,
+    show_script: bool = False,
+    as_json: bool,
+) -> None:
+    if show_script and not dry_run:
+        raise InvalidInput("is about --dry-run", hint="give both, or look at job.sh later", field="--show-script")
     spec = read(file, env, changes)
     with connect(patient=True) as client:
         if dry_run:
             with progress_bar("Reading files") as scanning:
                 plan = client.tasks.plan(spec, scan_progress=scanning)
-            emit(plan) if as_json else show_plan(plan)
+            # For people the paths they wrote: nothing has been uploaded.
+            local = {"workdir": spec.workdir, "file_mounts": spec.file_mounts}
+            emit(plan) if as_json else show_plan(plan, local, with_script=show_script)
             return
         with progress_bar("Reading files") as scanning, progress_bar("Uploading") as sending:
             task = client.tasks.create(spec, progress=sending, scan_progress=scanning)
@@ -75,7 +95,11 @@ def read(file: str, env: list[str], changes: Changes) -> TaskSpec:
     from diamond.sdk import taskfile
 
     found = taskfile.load(file)
-    raw = changes.applied(taskfile.with_envs(found.raw, taskfile.parse_env_options(env)))
+    try:
+        envs = taskfile.with_envs(found.raw, taskfile.parse_env_options(env))
+    except InvalidInput as error:
+        raise InvalidInput(error.message, hint=error.hint, field="--env") from error
+    raw = changes.applied(envs)
     if raw.get("name") is None and (name := name_of(file)):
         raw["name"] = name
     # A field that the command line gave stands nowhere in the file.
@@ -87,6 +111,8 @@ def read(file: str, env: list[str], changes: Changes) -> TaskSpec:
     try:
         return TaskSpec.parse(raw)
     except InvalidInput as error:
+        if option := changes.option_for(error.field):
+            raise type(error)(error.message, hint=error.hint, field=option) from error
         top = error.field.split(".")[0].split("[")[0]
         if top in overridden and top != "envs" and found.raw.get(top) is None:
             raise
@@ -128,7 +154,7 @@ class _Bar:
             if total < 4 * 1024 * 1024:
                 return
             self._start()
-        self._progress.update(self._row, completed=done, total=total, files=files)
+        self._progress.update(self._row, completed=done, total=total, files=render.count(files, "file"))
 
     def _start(self) -> None:
         from rich.console import Console
@@ -138,12 +164,12 @@ class _Bar:
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[files]} files"),
+            TextColumn("{task.fields[files]}"),
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._progress.start()
-        self._row = self._progress.add_task(self._title, total=None, files=0)
+        self._row = self._progress.add_task(self._title, total=None, files="")
 
     def close(self) -> None:
         if self._progress is not None:
@@ -153,12 +179,12 @@ class _Bar:
 def _launched(client: Client, task_id: str, name: str) -> None:
     print(task_id)
     say(f"Launched {render.clean(name)}.")
-    say(f"  follow it:  diamond logs -f {task_id}")
-    say(f"  stop it:    diamond stop {task_id}")
+    say(f"  follow it:  {program()} logs -f {task_id}")
+    say(f"  stop it:    {program()} stop {task_id}")
 
 
-def show_plan(plan: dict[str, Any]) -> None:
-    """A dry run for people: where, why, and exactly what would run."""
+def show_plan(plan: dict[str, Any], local: dict[str, Any], *, with_script: bool = False) -> None:
+    """A dry run for people: where, why, and what would run. `local`: fields of the spec as this machine has them."""
     endpoint = plan.get("endpoint")
     _head("Where")
     print(f"  {render.clean(endpoint) if endpoint else 'nowhere at present'}")
@@ -167,12 +193,15 @@ def show_plan(plan: dict[str, Any]) -> None:
     for name, why in (plan.get("others") or {}).items():
         print(f"  - not {render.clean(name)}: {render.clean(why)}")
     _head("Spec")
-    _print_spec(plan.get("spec") or {})
-    if plan.get("time_limit_s"):
-        print(f"  time limit: {render.format_duration(plan['time_limit_s'])}")
+    for line in spec_text.lines((plan.get("spec") or {}) | local, without=("run", "setup")):
+        print(f"  {line}")
     for name, text in (plan.get("files") or {}).items():
-        _head(name)
+        _head(render.clean(name))
         _print_text(text)
+    if not with_script:
+        if plan.get("script"):
+            say("The job script around them: --show-script")
+        return
     if plan.get("envs"):
         _head("Environment")
         for key, value in plan["envs"].items():
@@ -189,15 +218,3 @@ def _head(title: str) -> None:
 def _print_text(text: str) -> None:
     for line in render.clean_block(text).rstrip("\n").split("\n"):
         print(f"  {line}".rstrip())
-
-
-def _print_spec(spec: dict[str, Any], indent: str = "  ") -> None:
-    default = encode(TaskSpec(run="x"))
-    for key, value in spec.items():
-        if value == default.get(key) or key in ("run", "setup", "envs") or value in (None, {}, []):
-            continue
-        if isinstance(value, dict):
-            shown = ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None)
-        else:
-            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        print(f"{indent}{key}: {render.clean(shown)}")

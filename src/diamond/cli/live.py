@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import codecs
 import os
-import shutil
+import re
 import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diamond.cli import render
-from diamond.cli.session import emit, exit_code_of, say, task_json
+from diamond.cli.describe import ended_text, metric_line, show_summary, status_text
+from diamond.cli.session import emit, exit_code_of, program, say, task_json
+from diamond.core.codec import encode
 from diamond.core.states import TaskState
 from diamond.core.tasks import Task
 
 if TYPE_CHECKING:
     from diamond.sdk.client import Client
+    from diamond.sdk.follow import AttemptEnded
     from diamond.sdk.metrics import Series
 
-SPARK = 12
 _HISTORY = 400
+_LENGTH_OF_TIME = re.compile(r"\b\d+[smhd]\b")
 
 
 class View(Protocol):
@@ -34,24 +37,36 @@ class View(Protocol):
     def log(self, attempt: int, data: bytes, dropped: int) -> None: ...
     def metric(self, series: Series) -> None: ...
     def link(self, connected: bool, detail: str) -> None: ...
+    def ended(self, item: AttemptEnded) -> None: ...
+    def begin(self, attempt: int) -> None: ...
     def close(self) -> None: ...
 
 
 def follow(client: Client, task: Task, *, as_json: bool, from_start: bool = True, summary: bool = True) -> int:
     """Follow until the task has ended; gives the exit code. Ctrl-C detaches: 0, and the task goes on."""
-    from diamond.sdk.follow import LinkChange, LogChunk, MetricPoint, StateChange
+    from diamond.sdk.follow import AttemptEnded, LinkChange, LogChunk, MetricPoint, StateChange
 
     view: View = JsonView() if as_json else LiveView() if _is_terminal() else PlainView()
     last = task
+    awaited = 0  # the attempt that was announced and has not begun yet
     try:
         for item in client.tasks.follow(task.id, from_start=from_start):
             if isinstance(item, StateChange):
                 last = item.task
+                if awaited and last.attempt >= awaited:
+                    view.begin(awaited)
+                    awaited = 0
                 view.state(item.task)
             elif isinstance(item, LogChunk):
                 view.log(item.attempt, item.data, item.dropped)
             elif isinstance(item, MetricPoint):
                 view.metric(item.series)
+            elif isinstance(item, AttemptEnded):
+                view.ended(item)
+                if item.next_attempt_at is None:
+                    view.begin(item.attempt + 1)
+                else:
+                    awaited = item.attempt + 1
             elif isinstance(item, LinkChange):
                 view.link(item.connected, item.detail)
     except KeyboardInterrupt:
@@ -59,9 +74,10 @@ def follow(client: Client, task: Task, *, as_json: bool, from_start: bool = True
         if as_json:
             return 0
         say("")
-        say("Stopped following; the task goes on." if not last.state.is_final else "")
-        say(f"  come back:  diamond logs -f {task.id}")
-        say(f"  stop it:    diamond stop {task.id}")
+        say("Stopped following; the task goes on." if not last.state.is_final else f"The task is {last.state}.")
+        say(f"  come back:  {program()} logs -f {task.id}")
+        if not last.state.is_final:
+            say(f"  stop it:    {program()} stop {task.id}")
         return 0
     finally:
         view.close()
@@ -96,6 +112,12 @@ class JsonView:
     def link(self, connected: bool, detail: str) -> None:
         emit({"type": "link", "connected": connected, "detail": detail}, line=True)
 
+    def ended(self, item: AttemptEnded) -> None:
+        emit({"type": "attempt_ended", **encode(item)}, line=True)
+
+    def begin(self, attempt: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -107,10 +129,12 @@ class PlainView:
         self._said = ""
 
     def state(self, task: Task) -> None:
+        if task.state is TaskState.PENDING and task.next_attempt_at:
+            return  # `ended` says so, after the last byte of the log
         line = status_text(task)
-        if line != self._said:
+        if (news := _LENGTH_OF_TIME.sub("", line)) != self._said:
             say(f"[{time.strftime('%H:%M:%S')}] {line}")
-            self._said = line
+            self._said = news
 
     def log(self, attempt: int, data: bytes, dropped: int) -> None:
         sys.stdout.buffer.write(data)
@@ -121,6 +145,12 @@ class PlainView:
 
     def link(self, connected: bool, detail: str) -> None:
         say("the server answers again" if connected else f"{render.clean(detail)}; trying again …")
+
+    def ended(self, item: AttemptEnded) -> None:
+        say(f"[{time.strftime('%H:%M:%S')}] {ended_text(item)}")
+
+    def begin(self, attempt: int) -> None:
+        say(f"── attempt {attempt} ──")
 
     def close(self) -> None:
         sys.stdout.flush()
@@ -149,11 +179,7 @@ class LiveView:
         self._open = True
 
     def state(self, task: Task) -> None:
-        before, self._task = self._task, task
-        if before and task.attempt > before.attempt > 0:
-            self._flush()
-            self._print(render.paint(f"── attempt {task.attempt} ──", "2"))
-            self._series.clear()
+        self._task = task
 
     def log(self, attempt: int, data: bytes, dropped: int) -> None:
         if attempt != self._attempt:
@@ -175,6 +201,15 @@ class LiveView:
 
     def link(self, connected: bool, detail: str) -> None:
         self._outage = "" if connected else "the server does not answer; the task goes on; trying again …"
+
+    def ended(self, item: AttemptEnded) -> None:
+        self._flush()
+        self._print(render.paint(ended_text(item), "31"))
+
+    def begin(self, attempt: int) -> None:
+        self._flush()
+        self._print(render.paint(f"── attempt {attempt} ──", "2"))
+        self._series.clear()
 
     def close(self) -> None:
         if self._open:
@@ -226,86 +261,3 @@ class _Raw:
         from rich.segment import Segment
 
         yield Segment(self._text + "\n")
-
-
-def status_text(task: Task, now: float | None = None) -> str:
-    """State, name, endpoint, attempt and time in one line."""
-    parts = [f"{task.state} {render.clean(task.name)}"]
-    if task.desired == "cancel" and not task.state.is_final:
-        parts[0] = f"STOPPING {render.clean(task.name)}"
-    if task.endpoint:
-        parts.append(f"on {render.clean(task.endpoint)}")
-    if task.attempt > 1:
-        parts.append(f"attempt {task.attempt}")
-    now = time.time() if now is None else now
-    if task.state in (TaskState.PENDING, TaskState.QUEUED):
-        if task.next_attempt_at and task.next_attempt_at > now:
-            parts.append(f"next attempt in {render.format_duration(task.next_attempt_at - now)}")
-        elif task.pending_reason:
-            parts.append(render.clean(task.pending_reason))
-    elif elapsed := render.duration(task.started_at, task.ended_at, now):
-        parts.append(elapsed)
-    return " · ".join(parts)
-
-
-def reason_lines(task: Task) -> list[str]:
-    """Why it did not succeed: what holds for the reason in general, then what is particular to this case."""
-    if task.state is TaskState.SUCCEEDED or not task.reason:
-        return []
-    detail = render.clean(task.detail)
-    if detail.lower().rstrip(".") == task.sentence.lower().rstrip("."):
-        detail = ""
-    known = not task.exit_code or str(task.exit_code) in detail or task.state is TaskState.CANCELLED
-    sentence = task.sentence if known else f"{task.sentence} (exit code {task.exit_code})"
-    return [sentence, detail] if detail else [sentence]
-
-
-def metric_line(series: dict[str, list[float]], step: float, width: int) -> str:
-    """The newest values with their curves, most telling first, as many as fit."""
-    if not series:
-        return ""
-    line = f"step {render.number(step)}"
-    for key in sorted(series, key=metric_rank):
-        values = series[key]
-        part = f"   {render.clean(key)} {render.number(values[-1])}"
-        spark = render.sparkline(values, SPARK) if len(values) > 1 else ""
-        if len(line) + len(part) + len(spark) + 1 > width:
-            break
-        line += f"{part} {spark}".rstrip()
-    return line
-
-
-def metric_rank(key: str) -> tuple[int, str]:
-    """Loss first, then how well it does, then the rest by name; numbers of single ranks last."""
-    low = key.lower()
-    if "@rank" in low:
-        return 4, low
-    if low in ("loss", "train_loss", "train/loss"):
-        return 0, low
-    if "loss" in low:
-        return 1, low
-    return (2 if any(word in low for word in ("acc", "error", "auc", "f1")) else 3), low
-
-
-def show_summary(client: Client, task: Task) -> None:
-    """How it ended, why, and how to get what it made."""
-    took = render.duration(task.started_at, task.ended_at)
-    say("")
-    head = render.paint(str(task.state), render.STATE_COLOURS.get(task.state, "") + ";1", sys.stderr)
-    say(f"{head} {render.clean(task.name)} ({task.id})" + (f" after {took}" if took else ""))
-    for line in reason_lines(task):
-        say(f"  {line}")
-    found = [series for series in client.tasks.metrics(task.id) if series.stream == "metrics"] if task.attempt else []
-    width = max(4, min(24, shutil.get_terminal_size().columns - 32))
-    for series in sorted(found, key=lambda each: metric_rank(each.key))[:6]:
-        curve = client.tasks.curve(task.id, series.key, max_points=200)
-        spark = render.sparkline([point.mean for point in curve.points], width)
-        say(f"  {render.clean(series.key):<16} {render.number(series.last_value):>10}  {spark}")
-    if task.outputs:
-        total = sum(item.size_bytes for item in task.outputs)
-        names = ", ".join(render.clean(item.path) for item in task.outputs[:4])
-        more = f" and {len(task.outputs) - 4} more" if len(task.outputs) > 4 else ""
-        say(f"  outputs: {names}{more} ({render.size(total)})")
-        say(f"  fetch:   diamond outputs {task.id} --to .")
-    if task.state is TaskState.FAILED:
-        say(f"  details: diamond show {task.id}")

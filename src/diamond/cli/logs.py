@@ -36,7 +36,10 @@ def logs(ref: str | None, *, follow: bool, attempt: int | None, tail: int | None
             text = b"".join(pieces).decode("utf-8", errors="replace")
             emit({"task_id": task.id, "attempt": attempt or task.attempt, "text": text})
         else:
-            write(pieces)
+            wrote = write(pieces)
+            if not wrote and tail != 0 and sys.stdout.isatty():
+                job = next((job for job in task.jobs if job.attempt == attempt), task.jobs[-1])
+                say("the task wrote nothing" if job.state.is_final else "the log is empty so far")
 
 
 def _pending(task: Task) -> str:
@@ -64,17 +67,20 @@ def _tail(client: Client, task_id: str, attempt: int | None, lines: int) -> Iter
     yield b"".join(data.splitlines(keepends=True)[-lines:])
 
 
-def write(pieces: Iterable[bytes]) -> None:
-    """To a terminal cleaned, line by line; to anything else byte for byte."""
+def write(pieces: Iterable[bytes]) -> bool:
+    """To a terminal cleaned, line by line; to anything else byte for byte. Whether there was anything."""
+    wrote = False
     if not sys.stdout.isatty():
         sys.stdout.flush()
         for piece in pieces:
             sys.stdout.buffer.write(piece)
+            wrote = wrote or bool(piece)
         sys.stdout.buffer.flush()
-        return
+        return wrote
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
     for piece in pieces:
+        wrote = wrote or bool(piece)
         *lines, rest = (rest + decoder.decode(piece)).split("\n")
         if lines:
             sys.stdout.write("\n".join(map(render.clean_log, lines)) + "\n")
@@ -82,3 +88,4 @@ def write(pieces: Iterable[bytes]) -> None:
     if rest:
         sys.stdout.write(render.clean_log(rest) + "\n")
     sys.stdout.flush()
+    return wrote

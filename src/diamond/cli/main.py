@@ -7,6 +7,7 @@ httpx, rich, yaml nor the SDK may be imported here: `diamond --help` and shell c
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -21,6 +22,10 @@ SECTIONS = {
     "Machines": ("gpus", "endpoint", "agent"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
 }
+
+
+# An error about an option or argument (--state, TASK) is wrong usage; one about a field of a file or the server is not.
+_WORD_OF_COMMAND = re.compile(r"--[a-z-]+|TASK|TASK:PATH|FILE")
 
 
 class Group(TyperGroup):
@@ -75,6 +80,7 @@ def build() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrongly used, 3 the task was cancelled."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a locale without ▁▂▃ shows question marks; it must not end a command
             stream.reconfigure(errors="replace")
@@ -96,7 +102,7 @@ def _run(args: list[str], *, as_json: bool, debug: bool) -> int:
         if debug:
             raise
         _session().show_error(error, as_json=as_json)
-        return 1
+        return 2 if isinstance(error, InvalidInput) and _WORD_OF_COMMAND.fullmatch(error.field) else 1
     except typer.TyperException as error:
         if as_json:
             _session().emit(InvalidInput(error.format_message()).to_json())
@@ -118,6 +124,18 @@ def _run(args: list[str], *, as_json: bool, debug: bool) -> int:
             as_json=as_json,
         )
         return 1
+
+
+def _open_standard_streams() -> None:
+    """A stream that the caller closed (``>&-``) goes nowhere; otherwise the next file opened would take its place."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # The lowest free number is this one, since those before it are open by now.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _session() -> Any:

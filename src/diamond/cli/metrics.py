@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import shutil
 from typing import TYPE_CHECKING
 
 from diamond.cli import render
-from diamond.cli.live import metric_rank
+from diamond.cli.describe import metric_rank
 from diamond.cli.session import connect, emit, say
 from diamond.core.errors import NotFound
+from diamond.core.tasks import Task
 
 if TYPE_CHECKING:
-    from diamond.sdk.metrics import Curve
+    from diamond.sdk.metrics import Curve, Series
 
 
 def metrics(ref: str | None, key: str | None, *, attempt: int | None, util: bool, as_json: bool) -> None:
     with connect() as client:
         task = client.tasks.resolve(ref)
         if key is not None:
-            curve = client.tasks.curve(task.id, key, attempt=attempt)
+            try:
+                curve = client.tasks.curve(task.id, key, attempt=attempt)
+            except NotFound as error:
+                # Raises by itself when it is the attempt that is not there.
+                raise _unknown(task, key, client.tasks.metrics(task.id, attempt)) from error
             if not curve.points and not curve.non_finite:
-                have = ", ".join(render.clean(each.key) for each in client.tasks.metrics(task.id, attempt)) or "none"
-                raise NotFound(f"{task.id} has no metric {key[:80]!r}", hint=f"its metrics: {have}")
+                raise _unknown(task, key, client.tasks.metrics(task.id, attempt))
             emit({"task_id": task.id, **vars(curve)}) if as_json else _plot(curve)
             return
         found = client.tasks.metrics(task.id, attempt)
@@ -43,23 +48,35 @@ def metrics(ref: str | None, key: str | None, *, attempt: int | None, util: bool
             curve = client.tasks.curve(task.id, series.key, attempt=attempt, max_points=200)
             spark = render.sparkline([point.mean for point in curve.points], 30)
             values = [point.min for point in curve.points] + [point.max for point in curve.points]
-            low, high = (render.number(min(values)), render.number(max(values))) if values else ("", "")
-            step = render.number(series.last_step)
-            rows.append((render.clean(series.key), render.number(series.last_value), low, high, step, spark))
+            texts = [render.measured(series.key, each(values)) for each in (min, max)] if values else ["", ""]
+            last = render.measured(series.key, series.last_value)
+            rows.append((render.clean(series.key), last, *texts, render.number(series.last_step), spark))
     render.print_table(
         ("METRIC", ">LAST", ">MIN", ">MAX", ">STEP", "CURVE"),
         rows,
-        flexible=("METRIC",),
+        flexible={"METRIC": 10},
         droppable=("MIN", "MAX", "STEP", "CURVE"),
     )
 
 
+def _unknown(task: Task, key: str, have: list[Series]) -> NotFound:
+    near = difflib.get_close_matches(key, [series.key for series in have], n=1)
+    guess = f"did you mean {render.clean(near[0])!r}? " if near else ""
+    util = " --util" if key.startswith("sys/") or (have and all(each.stream != "metrics" for each in have)) else ""
+    listing = f"`diamond metrics{util} {task.id}` lists them"
+    if not have:
+        listing = "it has logged none" if task.state.is_final else "it has logged none yet"
+    return NotFound(f"{task.name} has no metric {key[:80]!r}", hint=guess + listing)
+
+
 def _plot(curve: Curve) -> None:
+    def text(value: float) -> str:
+        return render.measured(curve.key, value)
+
     points = [point for point in curve.points if math.isfinite(point.mean) and math.isfinite(point.x)]
-    head = f"{render.clean(curve.key)}  {curve.count} samples"
+    head = f"{render.clean(curve.key)}  {render.count(curve.count, 'sample')}"
     if points:
-        last = render.number(points[-1].last)
-        low, high = render.number(min(p.min for p in points)), render.number(max(p.max for p in points))
+        last, low, high = text(points[-1].last), text(min(p.min for p in points)), text(max(p.max for p in points))
         head += f"  last {last}  min {low}  max {high}"
     print(head)
     if curve.non_finite:
@@ -68,8 +85,11 @@ def _plot(curve: Curve) -> None:
             if curve.first_non_finite_x is None
             else f", first at {curve.x} {render.number(curve.first_non_finite_x)}"
         )
-        print(render.paint(f"{curve.non_finite} samples are NaN or infinite{where}", "31"))
+        print(
+            render.paint(f"{render.count(curve.non_finite, 'sample is', 'samples are')} NaN or infinite{where}", "31")
+        )
     if points:
         width = min(100, shutil.get_terminal_size((80, 24)).columns)
-        for line in render.plot([point.x for point in points], [point.mean for point in points], width=width):
+        xs, ys = [point.x for point in points], [point.mean for point in points]
+        for line in render.plot(xs, ys, width=width, text=text):
             print(line)

@@ -16,12 +16,15 @@ Port = Annotated[
 ]
 Database = Annotated[
     str | None,
-    typer.Option("--database-url", help="sqlite:///… or postgresql://…; SQLite in Diamond's home when left out."),
+    typer.Option(
+        "--database-url",
+        help="sqlite:///… or postgresql://…; left out: DIAMOND_DATABASE_URL, else SQLite in Diamond's home.",
+    ),
 ]
 
 endpoint_app = typer.Typer(help="Clusters and machines that tasks run on.", no_args_is_help=True, rich_markup_mode=None)
 agent_app = typer.Typer(
-    help="The process that speaks for an endpoint; run it where the cluster's scheduler is.",
+    help="The process on a machine that runs its tasks.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -41,10 +44,13 @@ def endpoint_create(
 
 @endpoint_app.command("ls")
 def endpoint_ls(json: Json = False) -> None:
-    """List endpoints."""
+    """List endpoints (also: endpoint list)."""
     from diamond.cli import endpoints as act
 
     act.ls(as_json=json)
+
+
+endpoint_app.command("list", hidden=True)(endpoint_ls)
 
 
 @endpoint_app.command("show")
@@ -89,12 +95,16 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
     host: Host = None,
     port: Port = None,
+    database_url: Database = None,
     json: Json = False,
 ) -> None:
-    """Start Diamond on this machine: the server, and an agent for this machine."""
+    """Start Diamond, with this machine as an endpoint.
+
+    That is a server and an agent. What runs already is left as it is.
+    """
     from diamond.cli import serve as act
 
-    act.up(detach=detach, host=host, port=port, as_json=json)
+    act.up(detach=detach, where=act.Where(host=host, port=port, database_url=database_url), as_json=json)
 
 
 def down(json: Json = False) -> None:
@@ -108,25 +118,38 @@ def serve(host: Host = None, port: Port = None, database_url: Database = None, j
     """Run the server alone, in the foreground."""
     from diamond.cli import serve as act
 
-    act.serve(host=host, port=port, database_url=database_url)
+    act.serve(act.Where(host=host, port=port, database_url=database_url))
 
 
-def backup(file: Annotated[Path, typer.Argument(help="File to write; must not exist.")], json: Json = False) -> None:
-    """Save everything the server keeps into one file. The server may run meanwhile."""
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")],
+    database_url: Database = None,
+    json: Json = False,
+) -> None:
+    """Save everything the server keeps into one file.
+
+    The server may run meanwhile. A server on PostgreSQL is saved as well: name its database as it was given to the
+    server, with --database-url or DIAMOND_DATABASE_URL.
+    """
     from diamond.cli import serve as act
 
-    act.backup(file, as_json=json)
+    act.backup(file, database_url=database_url, as_json=json)
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="File that `backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `backup` wrote.")],
+    database_url: Database = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:
-    """Put back what `backup` saved. The server must be down."""
+    """Put back what `backup` saved. The server must be down.
+
+    Into SQLite, or into the PostgreSQL database that --database-url or DIAMOND_DATABASE_URL names, whichever of the
+    two it was saved from.
+    """
     from diamond.cli import serve as act
 
-    act.restore(file, yes=yes, as_json=json)
+    act.restore(file, database_url=database_url, yes=yes, as_json=json)
 
 
 def version(json: Json = False) -> None:

@@ -19,7 +19,12 @@ def launch(
     file: Annotated[str, typer.Argument(metavar="TASK.YAML", help="Task file; - reads standard input.")],
     env: Annotated[
         list[str] | None,
-        typer.Option("--env", "-e", metavar="K=V", help="Set a variable; repeatable. K alone: from here."),
+        typer.Option(
+            "--env",
+            "-e",
+            metavar="K=V",
+            help="Set a variable; repeatable. K alone takes the value from your environment.",
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the task.")] = False,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the task.")] = None,
@@ -36,6 +41,9 @@ def launch(
     workdir: Annotated[str | None, typer.Option("--workdir", help="Folder to send along.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run where, and why; launch nothing.")
+    ] = False,
+    show_script: Annotated[
+        bool, typer.Option("--show-script", help="With --dry-run: also the generated job script.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -54,7 +62,7 @@ def launch(
         memory=memory,
         gpus=gpus,
     )
-    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, as_json=json)
+    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, show_script=show_script, as_json=json)
 
 
 def ps(
@@ -73,7 +81,10 @@ def ps(
 
 
 def show(task: Ref = None, json: Json = False) -> None:
-    """Show one task: how it stands and why, its attempts, spec and outputs."""
+    """Show one task: how it stands, and why.
+
+    Also its attempts, spec, metrics and outputs.
+    """
     from diamond.cli import tasks as act
 
     act.show(task, as_json=json)

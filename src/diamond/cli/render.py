@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import IO, Any
 
@@ -27,7 +27,6 @@ _ESCAPE = re.compile(
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _BARS = "▁▂▃▄▅▆▇█"
 _GAP = 2  # blanks between columns
-_LEAST = 10  # to what a flexible column may shrink
 STATE_COLOURS = {
     "PENDING": "33",
     "PLANNED": "33",
@@ -93,9 +92,25 @@ def size(num_bytes: float) -> str:
     """``0 B``, ``812 B``, ``1.4 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+            return f"{num_bytes:.0f} {unit}" if unit == "B" or abs(num_bytes) >= 100 else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
+
+
+def amount(num_bytes: float) -> str:
+    """An amount somebody chose: `size` without the ``.0`` of a round number."""
+    return size(num_bytes).replace(".0 ", " ")
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def measured(key: str, value: float) -> str:
+    """The value of a metric; bytes as people read them."""
+    in_bytes = key.partition("@")[0].endswith("_bytes") and math.isfinite(value)
+    return size(value) if in_bytes else number(value)
 
 
 def number(value: float) -> str:
@@ -115,6 +130,26 @@ def ago(at: float | None, now: float | None = None) -> str:
         return "never"
     seconds = max(0.0, (time.time() if now is None else now) - at)
     return "just now" if seconds < 2 else f"{format_duration(seconds).split()[0]} ago"
+
+
+def since(at: float | None, now: float | None = None) -> str:
+    """How long ago, without the word: ``3m``."""
+    seconds = max(0.0, (time.time() if now is None else now) - (at or 0.0))
+    return format_duration(seconds).split()[0]
+
+
+def countdown(seconds: float) -> str:
+    """Time that is left, rounded up: what says 0s should have happened."""
+    return format_duration(max(1, math.ceil(seconds)))
+
+
+def written_duration(seconds: float) -> str:
+    """A length of time as task files have it: ``10m``, ``1h30m``, ``90`` seconds as ``1m30s``."""
+    left, parts = int(seconds), []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        whole, left = divmod(left, length)
+        parts.append(f"{whole}{unit}" if whole else "")
+    return "".join(parts) or "0s"
 
 
 def clock(at: float | None) -> str:
@@ -150,15 +185,22 @@ def sparkline(values: Sequence[float], width: int = 16) -> str:
     return "".join(bar(value) for value in values)
 
 
-def plot(xs: Sequence[float], ys: Sequence[float], *, width: int, height: int = 12) -> list[str]:
-    """A curve as lines of braille dots with its axes. Points must be finite."""
+def plot(
+    xs: Sequence[float], ys: Sequence[float], *, width: int, height: int = 12, text: Callable[[float], str] = number
+) -> list[str]:
+    """A curve as lines of braille dots with its axes. Points must be finite. A single point stands in the middle.
+
+    Args:
+        text: how values of the vertical axis are written.
+    """
     low, high = min(ys), max(ys)
     if high == low:
         low, high = low - abs(low or 1) / 2, high + abs(high or 1) / 2
-    labels = [number(high - (high - low) * row / (height - 1)) for row in range(height)]
+    labels = [text(high - (high - low) * row / (height - 1)) for row in range(height)]
     margin = max(map(len, labels))
     columns = max(10, width - margin - 3)
-    x_low, x_span = xs[0], (xs[-1] - xs[0]) or 1.0
+    single = xs[-1] == xs[0]
+    x_low, x_span = (xs[0] - 0.5, 1.0) if single else (xs[0], xs[-1] - xs[0])
     cells = [[0] * columns for _ in range(height)]
     dots = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
     previous: tuple[int, int] | None = None
@@ -174,7 +216,10 @@ def plot(xs: Sequence[float], ys: Sequence[float], *, width: int, height: int = 
         lines.append(f"{label:>{margin}} ┤" + "".join(chr(0x2800 + bits) if bits else " " for bits in cell).rstrip())
     left, right = number(xs[0]), number(xs[-1])
     lines.append(" " * margin + " └" + "─" * columns)
-    lines.append(" " * (margin + 2) + left + right.rjust(max(1, columns - len(left))))
+    lines.append(
+        " " * (margin + 2)
+        + (left.center(columns).rstrip() if single else left + right.rjust(max(1, columns - len(left))))
+    )
     return lines
 
 
@@ -196,13 +241,13 @@ def print_table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    flexible: Sequence[str] = (),
+    flexible: Mapping[str, int] | None = None,
     droppable: Sequence[str] = (),
 ) -> None:
     """Columns on standard output; ``>`` before a head means to the right.
 
-    Where a terminal is too narrow, `flexible` columns are shortened, then `droppable` ones left out, first to last:
-    half an id is of no use to anybody. In a pipe nothing is ever cut.
+    Where a terminal is too narrow, `flexible` columns are shortened to no less than the width they map to, then
+    `droppable` ones left out, first to last: half an id is of no use to anybody. In a pipe nothing is ever cut.
     """
     from rich.console import Console
     from rich.table import Table
@@ -210,19 +255,18 @@ def print_table(
 
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, no_color=not use_colour() or None, width=None if terminal else 10_000)
-    shown = _fitting(heads, rows, flexible, droppable, console.width)
+    widths = _fitting(heads, rows, flexible or {}, droppable, console.width)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
-    for index in shown:
-        name, gives = heads[index].removeprefix(">"), heads[index] in flexible
+    for index, width in widths.items():
         table.add_column(
-            name,
+            heads[index].removeprefix(">"),
             no_wrap=True,
             overflow="ellipsis",
             justify="right" if heads[index].startswith(">") else "left",
-            min_width=None if gives else _width(heads, rows, index),
+            width=width,
         )
     for row in rows:
-        table.add_row(*(_cell(row[index], Text) for index in shown))
+        table.add_row(*(_cell(row[index], Text) for index in widths))
     if terminal:
         console.print(table)
         return
@@ -232,17 +276,25 @@ def print_table(
 
 
 def _fitting(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], flexible: Sequence[str], droppable: Sequence[str], width: int
-) -> list[int]:
-    """Indices of the columns that fit beside each other."""
-    shown = list(range(len(heads)))
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    flexible: Mapping[str, int],
+    droppable: Sequence[str],
+    width: int,
+) -> dict[int, int]:
+    """The columns that fit beside each other, by index, and how wide each may be."""
+    full = {index: _width(heads, rows, index) for index in range(len(heads))}
     for name in (*droppable, None):
-        widths = [_width(heads, rows, i) for i in shown]
-        least = [min(size, _LEAST) if heads[i] in flexible else size for i, size in zip(shown, widths, strict=True)]
-        if name is None or sum(least) + _GAP * (len(shown) - 1) <= width:
+        least = {index: min(size, flexible.get(heads[index], size)) for index, size in full.items()}
+        spare = width - sum(least.values()) - _GAP * (len(least) - 1)
+        if name is None or spare >= 0:
             break
-        shown = [i for i in shown if heads[i].removeprefix(">") != name]
-    return shown
+        full = {index: size for index, size in full.items() if heads[index].removeprefix(">") != name}
+    for index in least:  # what is left over goes to those that had to give, the first of them first
+        more = min(max(0, spare), full[index] - least[index])
+        least[index] += more
+        spare -= more
+    return least
 
 
 def _width(heads: Sequence[str], rows: Sequence[Sequence[str]], index: int) -> int:

@@ -12,14 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from diamond.cli import locks, render
 from diamond.cli.agent import Supervisor, end_left_over_agent
 from diamond.cli.launch import progress_bar
-from diamond.cli.session import confirm, emit, leave, say
-from diamond.core.errors import Conflict, DiamondError, InvalidInput, Unavailable
+from diamond.cli.session import confirm, emit, leave, program, say
+from diamond.core.errors import Conflict, DiamondError, InstallationProblem, InvalidInput, Unavailable
 from diamond.core.home import DEFAULT_PORT, LOCAL_ENDPOINT, Home
 
 START_WAIT_S = 60.0
@@ -27,18 +29,72 @@ STOP_WAIT_S = 30.0
 _LOG_TAIL_LINES = 20
 
 
-def up(*, detach: bool, host: str | None, port: int | None, as_json: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a server shall listen and keep its rows, as far as the command line says."""
+
+    host: str | None = None
+    port: int | None = None
+    database_url: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What the options say, else the environment, else the defaults."""
+        chosen, port = os.environ.get("DIAMOND_PORT", ""), self.port
+        if port is None:
+            if chosen and not (chosen.isdecimal() and int(chosen) < 65536):
+                raise InvalidInput(f"DIAMOND_PORT is {chosen[:20]!r}", hint="set it to a port number", field="port")
+            port = int(chosen) if chosen else DEFAULT_PORT
+        host = self.host or os.environ.get("DIAMOND_HOST") or "127.0.0.1"
+        return {"host": host, "port": port, "database_url": self.database_url}
+
+    def differs_from(self, url: str) -> list[str]:
+        """Options that ask for something else than the server at `url` has, as far as that can be seen."""
+        here = urlsplit(url)
+        found = [f"--port {self.port}"] if self.port not in (None, 0, here.port) else []
+        found += [f"--host {self.host}"] if self.host not in (None, here.hostname, "localhost", "0.0.0.0", "::") else []  # noqa: S104
+        return found + (["--database-url …"] if self.database_url else [])
+
+
+def up(*, detach: bool, where: Where, as_json: bool) -> None:
     home = Home.find()
     if running := running_server(home):
-        _already_running(home, running, as_json)
+        _already_running(home, running, where, as_json)
         return
+    _make(home)
     if detach:
-        _up_detached(home, host, port, as_json)
+        _up_detached(home, where, as_json)
     else:
-        leave(_up(home, host, port, lambda url: _ready_text(url, as_json)))
+        leave(_up(home, where, lambda url: _ready_text(url, as_json)))
 
 
-def _up(home: Home, host: str | None, port: int | None, tell: Callable[[str], None]) -> int:
+def _make(home: Home) -> None:
+    """The folders of a server; says what to do where they cannot be."""
+    try:
+        home.make()
+        home.server.mkdir(exist_ok=True, mode=0o700)
+        # Making what is there already succeeds even where nothing else may be written.
+        probe = home.server / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InstallationProblem(
+            f"Diamond cannot keep its files in {home.path}: {error.strerror or error}",
+            hint="set DIAMOND_HOME to a folder of yours, e.g.  export DIAMOND_HOME=/scratch/$USER/diamond",
+        ) from error
+
+
+@contextmanager
+def _postgres_driver() -> Iterator[None]:
+    """psycopg is installed only where somebody asked for it."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "psycopg" and "pq wrapper" not in str(error):
+            raise
+        raise InstallationProblem("PostgreSQL needs psycopg", hint="pip install 'diamond-hpc[postgres]'") from error
+
+
+def _up(home: Home, where: Where, tell: Callable[[str], None]) -> int:
     """Server in this process, agent as its child, until a signal ends both."""
     from diamond.server.main import serve as run_server
 
@@ -49,20 +105,11 @@ def _up(home: Home, host: str | None, port: int | None, tell: Callable[[str], No
         tell(url)
 
     try:
-        return run_server(home=home, **_address(host, port), embedded=LOCAL_ENDPOINT, on_ready=ready)
+        with _postgres_driver():
+            return run_server(home=home, **where.options(), embedded=LOCAL_ENDPOINT, on_ready=ready)
     finally:
         if agent.stop():
             say("The agent has stopped; jobs that run go on, and `diamond up` takes them up again.")
-
-
-def _address(host: str | None, port: int | None) -> dict[str, Any]:
-    """What the options say, else the environment, else the defaults."""
-    chosen = os.environ.get("DIAMOND_PORT", "")
-    if port is None:
-        if chosen and not (chosen.isdecimal() and int(chosen) < 65536):
-            raise InvalidInput(f"DIAMOND_PORT is {chosen[:20]!r}", hint="set it to a port number", field="port")
-        port = int(chosen) if chosen else DEFAULT_PORT
-    return {"host": host or os.environ.get("DIAMOND_HOST") or "127.0.0.1", "port": port}
 
 
 def _ready_text(url: str, as_json: bool) -> None:
@@ -70,32 +117,38 @@ def _ready_text(url: str, as_json: bool) -> None:
         emit({"url": url, "pid": os.getpid()}, line=True)
         return
     say(f"Diamond is up: {url}")
-    say("  in another terminal:  diamond launch task.yaml")
-    say("  Ctrl-C stops it; `diamond up -d` runs it in the background")
+    say(f"  in another terminal:  {program()} launch task.yaml")
+    say(f"  Ctrl-C stops it; `{program()} up -d` runs it in the background")
 
 
-def _already_running(home: Home, running: dict[str, Any], as_json: bool) -> None:
+def _already_running(home: Home, running: dict[str, Any], where: Where, as_json: bool) -> None:
+    ignored = where.differs_from(running["url"]) if running["url"] else []
     if as_json:
-        emit({**running, "already_running": True})
-    else:
-        print(f"Diamond is already running: {running['url']} (process {running['pid']}, home {home.path})")
+        emit({**running, "already_running": True, "ignored": ignored})
+        return
+    print(f"Diamond is already running: {running['url']} (process {running['pid']}, home {home.path})")
+    if ignored:
+        port = urlsplit(running["url"]).port
+        kept = f"its port was not changed; it is {port}" if where.port not in (None, port) else "nothing was changed"
+        options = " ".join(ignored)
+        say(f"  {kept}. To use {options}:  diamond down && diamond up -d {options}")
 
 
-def _up_detached(home: Home, host: str | None, port: int | None, as_json: bool) -> None:
-    home.make()
-    home.server.mkdir(exist_ok=True, mode=0o700)
+def _up_detached(home: Home, where: Where, as_json: bool) -> None:
     log = server_log(home)
     before = log.stat().st_size if log.exists() else 0
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(reader)
         _daemonise(log, writer)
-        _daemon(home, host, port)
+        _daemon(home, where)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         pid = int(pipe.read().strip() or 0)
     os.wait()
     problem = _await_start(home, pid)
+    if problem and as_json:
+        raise InstallationProblem(f"Diamond did not start: {problem}", hint=" ".join(_log_tail(log, before)[-3:]))
     if problem:
         say(f"Diamond did not start: {problem}. The end of {log}:")
         for line in _log_tail(log, before):
@@ -107,7 +160,7 @@ def _up_detached(home: Home, host: str | None, port: int | None, as_json: bool) 
         return
     print(f"Diamond is up: {found['url']}")
     say(f"  process {found['pid']}, log {log}")
-    say("  next: diamond launch task.yaml    stop it: diamond down")
+    say(f"  next: {program()} launch task.yaml    stop it: {program()} down")
 
 
 def server_log(home: Home) -> Path:
@@ -132,12 +185,12 @@ def _daemonise(log: Path, pid_pipe: int) -> None:
     os.close(out)
 
 
-def _daemon(home: Home, host: str | None, port: int | None) -> None:
+def _daemon(home: Home, where: Where) -> None:
     code = 1
     try:
         os.chdir(home.path)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        code = _up(home, host, port, lambda url: None)
+        code = _up(home, where, lambda url: None)
     except DiamondError as error:
         say(f"error: {error}")
     except BaseException:
@@ -222,18 +275,16 @@ def down(*, as_json: bool) -> None:
         print("Diamond is down. Jobs that run go on; `diamond up` takes them up again.")
 
 
-def serve(*, host: str | None, port: int | None, database_url: str | None) -> None:
+def serve(where: Where) -> None:
     from diamond.server.main import serve as run_server
 
     home = Home.find()
-    leave(
-        run_server(
-            home=home, **_address(host, port), database_url=database_url, on_ready=lambda url: say(f"Diamond: {url}")
-        )
-    )
+    _make(home)
+    with _postgres_driver():
+        leave(run_server(home=home, **where.options(), on_ready=lambda url: say(f"Diamond: {url}")))
 
 
-def backup(file: Path, *, as_json: bool) -> None:
+def backup(file: Path, *, database_url: str | None, as_json: bool) -> None:
     from diamond.server.backup import backup as save
     from diamond.server.settings import load_settings
 
@@ -242,30 +293,29 @@ def backup(file: Path, *, as_json: bool) -> None:
         raise Conflict(f"{file} exists", hint="choose another name: a backup replaces nothing")
     if not target.absolute().parent.is_dir():
         raise InvalidInput(f"there is no folder {target.absolute().parent}", field="FILE")
-    with _bar("Saving") as tell:
-        found = save(load_settings(home=Home.find().path), target, tell)
+    with _postgres_driver(), _bar("Saving") as tell:
+        found = save(load_settings(home=Home.find().path, database_url=database_url), target, tell)
     size_bytes = target.stat().st_size
     if as_json:
         emit({"file": str(target), "size_bytes": size_bytes, **vars(found)})
         return
-    rows = found.tables.get("tasks", 0)
-    print(
-        f"Saved {rows} task{'s' if rows != 1 else ''} with logs, curves and files: {target} ({render.size(size_bytes)})"
-    )
+    tasks = render.count(found.tables.get("tasks", 0), "task")
+    print(f"Saved {tasks} with logs, curves and files: {target} ({render.size(size_bytes)})")
     say("  It holds everything the server keeps: store it as privately as your data.")
 
 
-def restore(file: Path, *, yes: bool, as_json: bool) -> None:
+def restore(file: Path, *, database_url: str | None, yes: bool, as_json: bool) -> None:
     from diamond.server.backup import restore as put_back
     from diamond.server.settings import load_settings
 
     home = Home.find()
     if running := running_server(home):
         raise Conflict(f"the server runs (process {running['pid']})", hint="stop it first: diamond down")
-    settings = load_settings(home=home.path)
+    _make(home)
+    settings = load_settings(home=home.path, database_url=database_url)
     source = file.expanduser()
     try:
-        with _bar("Restoring") as tell:
+        with _postgres_driver(), _bar("Restoring") as tell:
             found = put_back(source, settings, force=yes, progress=tell)
     except Conflict as error:
         if not confirm(f"Replace everything the server keeps in {home.path} by what {file} holds?", yes=False):
@@ -276,7 +326,8 @@ def restore(file: Path, *, yes: bool, as_json: bool) -> None:
     if as_json:
         emit({"file": str(source), **vars(found)})
     else:
-        print(f"Restored what was saved at {render.clock(found.created_at)}. Start it with: diamond up -d")
+        same = " with the same --database-url" if database_url else ""
+        print(f"Restored what was saved at {render.clock(found.created_at)}. Start it with: diamond up -d{same}")
 
 
 @contextmanager

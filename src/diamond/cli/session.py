@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +69,14 @@ def say(text: str = "") -> None:
     """A line for the person at the terminal; standard output stays for results."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def program() -> str:
+    """How the user can type this command: by its name, or by its path where a shell would not find it."""
+    called = sys.argv[0] if sys.argv else ""
+    if os.path.basename(called) != "diamond" or shutil.which("diamond"):
+        return "diamond"
+    return shlex.quote(called)
 
 
 def show_error(error: DiamondError, *, as_json: bool) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diamond.cli import render
-from diamond.cli.live import metric_rank, reason_lines
+from diamond.cli import spec as spec_text
+from diamond.cli.describe import metric_rank, next_text, note_lines, reason_lines, waiting_text, work_dir
 from diamond.cli.session import confirm, connect, emit, leave, say, show_error, task_json
 from diamond.core.codec import encode
-from diamond.core.durations import format_duration
 from diamond.core.errors import DiamondError, InvalidInput
 from diamond.core.states import TaskState
-from diamond.core.tasks import Task, TaskSpec
+from diamond.core.tasks import Task
 
 if TYPE_CHECKING:
     from diamond.sdk.client import Client
@@ -51,8 +51,8 @@ def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_
         for task in tasks
     ]
     heads = ("ID", "NAME", "STATE", "ENDPOINT", ">TRY", ">TIME", "CREATED", "WHY")
-    droppable = ("CREATED", "TRY", "ENDPOINT", "WHY", "TIME")
-    render.print_table(heads, rows_shown, flexible=("NAME", "WHY"), droppable=droppable)
+    droppable = ("CREATED", "TRY", "TIME", "ENDPOINT", "WHY")
+    render.print_table(heads, rows_shown, flexible={"NAME": 10, "WHY": 24}, droppable=droppable)
     if total > len(tasks):
         say(f"{len(tasks)} of {total}; more with --limit {total}")
 
@@ -78,6 +78,8 @@ def _why(task: Task) -> str:
         return f"{task.reason or ''}" + (f" ({task.exit_code})" if task.exit_code else "")
     if task.desired == "cancel" and not task.state.is_final:
         return "stopping"
+    if task.next_attempt_at and task.state is TaskState.PENDING:
+        return f"{task.reason}; {next_text(task.next_attempt_at)}" if task.reason else next_text(task.next_attempt_at)
     return render.clean(task.pending_reason) if not task.state.is_final else ""
 
 
@@ -93,10 +95,8 @@ def show(ref: str | None, *, as_json: bool) -> None:
 def _show(client: Client, task: Task) -> None:
     took = render.duration(task.started_at, task.ended_at)
     print(f"{render.state_word(str(task.state))} {render.paint(render.clean(task.name), '1')}  {task.id}")
-    lines = reason_lines(task)
-    if task.pending_reason and not task.state.is_final:
-        lines.append(render.clean(task.pending_reason))
-    for line in lines:
+    waits = waiting_text(task)
+    for line in (*reason_lines(task), *note_lines(task), *([waits] if waits else [])):
         print(f"  {line}")
     rows = [
         ("created", f"{render.clock(task.created_at)} ({render.ago(task.created_at)})"),
@@ -106,31 +106,31 @@ def _show(client: Client, task: Task) -> None:
         ("endpoint", render.clean(task.endpoint or "")),
         ("priority", str(task.priority or "")),
     ]
-    if task.next_attempt_at and not task.state.is_final:
-        rows.append(("next try", f"in {format_duration(max(0.0, task.next_attempt_at - time.time()))}"))
     _pairs([row for row in rows if row[1]])
     if task.jobs:
         _section("Attempts")
         for job in task.jobs:
-            why = f" {job.reason}" if job.reason and job.reason != "COMPLETED" else ""
+            why = f" {job.reason}" if job.reason and job.reason not in ("COMPLETED", job.state) else ""
             code = f" exit {job.exit_code}" if job.exit_code else ""
             code += f" signal {job.signal}" if job.signal else ""
             where = f"{render.clean(job.endpoint)} {render.clean(','.join(job.hosts))}".strip()
             spent = render.duration(job.started_at, job.ended_at)
-            print(f"  {job.attempt}  {render.state_word(str(job.state))}{why}{code}  {spent}  {where}  {job.id}")
+            state = f"{render.state_word(str(job.state))}{why}{code}"
+            print("  " + "  ".join(filter(None, (str(job.attempt), state, spent, where, job.id))))
             if job.detail and job.detail != task.detail:
                 print(f"     {render.clean(job.detail)}")
             if job.run_dir:
                 print(f"     {render.clean(job.run_dir)}")
     if task.spec:
         _section("Spec")
-        _spec(task.spec)
+        for line in spec_text.lines(encode(task.spec), without=("name",)):
+            print(f"  {line}")
     metrics = [each for each in client.tasks.metrics(task.id) if each.stream == "metrics"] if task.attempt else []
     if metrics:
         _section("Metrics")
         _pairs(
             [
-                (render.clean(m.key), render.number(m.last_value))
+                (render.clean(m.key), render.measured(m.key, m.last_value))
                 for m in sorted(metrics, key=lambda m: metric_rank(m.key))
             ]
         )
@@ -139,6 +139,8 @@ def _show(client: Client, task: Task) -> None:
         for item in task.outputs:
             note = "" if item.stored else "  (on the endpoint only)"
             print(f"  {render.size(item.size_bytes):>10}  {render.clean(item.path)}{note}")
+        if not all(item.stored for item in task.outputs) and (folder := work_dir(task)):
+            print(f"  those on the endpoint are in {folder}")
 
 
 def _section(title: str) -> None:
@@ -149,26 +151,6 @@ def _pairs(rows: list[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         print(f"  {name:<{width}}  {value}")
-
-
-def _spec(spec: TaskSpec) -> None:
-    """What differs from the defaults, in the form of a task file."""
-    default: dict[str, Any] = encode(TaskSpec(run="x"))
-    for key, value in encode(spec).items():
-        if key != "run" and (value == default.get(key) or key == "name"):
-            continue
-        if isinstance(value, dict):
-            print(f"  {key}:")
-            for name, item in value.items():
-                if item is not None and item != (default.get(key) or {}).get(name):
-                    shown = ", ".join(map(str, item)) if isinstance(item, list) else item
-                    print(f"    {render.clean(name)}: {render.clean(shown)}")
-        elif isinstance(value, str) and "\n" in value:
-            print(f"  {key}: |")
-            for line in render.clean_block(value).rstrip("\n").split("\n"):
-                print(f"    {line}".rstrip())
-        else:
-            print(f"  {key}: {render.clean(', '.join(value) if isinstance(value, list) else value)}")
 
 
 def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None:
@@ -185,7 +167,7 @@ def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None
                 tasks.append(client.tasks.resolve(ref))
             except DiamondError as error:
                 failures.append(error)
-        if everything and tasks and not confirm(f"Stop {len(tasks)} tasks?", yes=yes):
+        if everything and tasks and not confirm(f"Stop {render.count(len(tasks), 'task')}?", yes=yes):
             say("Nothing was stopped; -y stops without asking.")
             leave(1)
         for task in tasks:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from diamond.core.bundles import check_relative_path
-from diamond.core.errors import DigestMismatch, InvalidInput, NotFound, ServerUnreachable
+from diamond.core.errors import DigestMismatch, InvalidInput, NotFound, ProtocolError, ServerUnreachable
 from diamond.core.tasks import Output
 from diamond.sdk.folders import Progress
 from diamond.sdk.transport import API, Transport
 
 _CHUNK = 1024 * 1024
 _OUTAGES = 5
+_HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,9 @@ def choose(outputs: Sequence[Output], paths: Sequence[str] | None) -> list[Outpu
             raise NotFound(f"the task has no output {wanted[:80]!r}", hint=f"its outputs: {have}")
         if not stored:
             raise NotFound(
-                f"{found[0].path!r} is too large to be kept at the server ({found[0].size_bytes} bytes)",
-                hint="it is on the endpoint, in the job's run directory (diamond show TASK)",
+                f"{found[0].path!r} is not at the server ({found[0].size_bytes} bytes): it was kept on the endpoint",
+                hint="it was too large, or changed or vanished while it was read; look into the job's run directory "
+                "there (diamond show TASK)",
             )
         chosen |= {item.path: item for item in stored}
     return list(chosen.values())
@@ -90,6 +93,11 @@ class Downloader:
     def fetch(self, item: Output, target: Path, tell: Callable[[int], None]) -> Download:
         """One file to `target`. Appears there complete and verified, or not at all."""
         wanted = item.sha256.removeprefix("sha256:")
+        if (wanted and not _HEX.fullmatch(wanted)) or item.size_bytes < 0:
+            raise ProtocolError(
+                f"the server names an impossible checksum or size for {item.path[:200]!r}",
+                hint="is it a Diamond server, and of the same version? see: diamond check",
+            )
         if target.is_dir():
             raise InvalidInput(f"{target} is a folder; the output {item.path!r} is a file", hint="choose another place")
         if wanted and target.is_file() and target.stat().st_size == item.size_bytes and _hash(target) == wanted:
@@ -103,7 +111,15 @@ class Downloader:
         if not wanted:
             part.unlink(missing_ok=True)
         for last_try in (False, True):
-            digest = self._fill(item, part, tell)
+            try:
+                digest = self._fill(item, part, tell)
+                if not wanted and part.stat().st_size != item.size_bytes:
+                    raise ProtocolError(
+                        f"{item.path!r} arrived shorter than its {item.size_bytes} bytes", hint="fetch it again"
+                    )
+            except ProtocolError:
+                part.unlink(missing_ok=True)
+                raise
             if not wanted or digest == wanted:
                 os.replace(part, target)
                 return Download(path=item.path, dest=target, size_bytes=item.size_bytes, fetched=True)
@@ -140,6 +156,11 @@ class Downloader:
                             file.truncate(0)
                             have, hasher = 0, hashlib.sha256()
                         for chunk in answer.iter_raw(_CHUNK):
+                            if have + len(chunk) > item.size_bytes:
+                                raise ProtocolError(
+                                    f"the server sends more than the {item.size_bytes} bytes of {item.path!r}",
+                                    hint="the file may have changed at the server; look into its log",
+                                )
                             file.write(chunk)
                             hasher.update(chunk)
                             have += len(chunk)

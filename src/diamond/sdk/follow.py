@@ -7,6 +7,7 @@ Owns the loop over the cursor API. Every byte of the log is given exactly once: 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 from diamond.core.codec import decode
 from diamond.core.errors import NotFound, Unavailable
+from diamond.core.jobs import Job
 from diamond.core.states import TaskState
 from diamond.core.tasks import Task
 from diamond.sdk.metrics import Series
@@ -23,6 +25,7 @@ CHUNK_BYTES = 1024 * 1024
 WAIT_S = 2.0  # how long a poll waits for log bytes; also how old a shown state can be
 METRICS_EVERY_S = 2.0
 PENDING_WAIT_S = 10.0
+_SECONDS = re.compile(r"\b\d+s\b")
 _OUTAGE_DELAYS_S = (0.2, 0.5, 1.0, 2.0, 3.0)
 
 
@@ -50,6 +53,20 @@ class StateChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttemptEnded:
+    """An attempt ended and is followed by another. Comes after the last byte of its log.
+
+    Attributes:
+        job: the attempt as it ended; None when the server does not tell.
+        next_attempt_at: when the next one is due (Unix seconds); None when it has begun already.
+    """
+
+    attempt: int
+    job: Job | None
+    next_attempt_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricPoint:
     """A newer value of one metric. Values in between are in the curve (`Tasks.curve`)."""
 
@@ -65,7 +82,7 @@ class LinkChange:
     detail: str = ""
 
 
-FollowItem = LogChunk | StateChange | MetricPoint | LinkChange
+FollowItem = LogChunk | StateChange | AttemptEnded | MetricPoint | LinkChange
 T = TypeVar("T")
 Step = Generator[FollowItem, None, T]  # gives items on the way, and an answer at its end
 
@@ -94,6 +111,7 @@ class Follower:
         self._seen: dict[str, tuple[int, float]] = {}
         self._metrics_due = -math.inf
         self._failures = 0
+        self._told_end = 0
         self._shown: Task | None = None
         self._event_cursor: int | None = None
 
@@ -114,20 +132,29 @@ class Follower:
             else:
                 eof, state = self._job_final(task, attempt), task.state
             yield from self._new_metrics(attempt, final=eof)
-            if eof or not self._logs or state is not task.state:
+            # Why a job waits can change without its state changing.
+            if eof or not self._logs or state is not task.state or state is TaskState.QUEUED:
                 task = yield from self._look()
             if not eof:
                 if not self._logs:
                     yield from self._until_event()
                     task = yield from self._look()
                 continue
+            if task.state.is_final and task.attempt == attempt:
+                return
+            yield from self._ended(task, attempt)
             if task.attempt > attempt:
                 attempt, offset, self._seen = attempt + 1, 0, {}
-            elif task.state.is_final:
-                return
             else:  # the job ended, and the task waits for its next attempt
                 yield from self._until_event()
                 task = yield from self._look()
+
+    def _ended(self, task: Task, attempt: int) -> Iterator[FollowItem]:
+        job = next((job for job in task.jobs if job.attempt == attempt), None)
+        if attempt > self._told_end and (job is None or job.state.is_final):
+            self._told_end = attempt
+            waits = task.attempt == attempt
+            yield AttemptEnded(attempt=attempt, job=job, next_attempt_at=task.next_attempt_at if waits else None)
 
     def _log(self, attempt: int, offset: int | None) -> Step[tuple[bool, int, TaskState]]:
         """One poll; returns (end of this attempt's log, next offset, task state)."""
@@ -205,4 +232,6 @@ class Follower:
 
 
 def _stage(task: Task) -> tuple[object, ...]:
-    return (task.state, task.attempt, task.endpoint, task.desired, task.pending_reason, task.next_attempt_at)
+    # "silent for 3m 05s" would otherwise be news every time it is read.
+    why = _SECONDS.sub("", task.pending_reason)
+    return (task.state, task.attempt, task.endpoint, task.desired, why, task.next_attempt_at)

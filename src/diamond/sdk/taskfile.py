@@ -23,6 +23,7 @@ import yaml
 from diamond.core.bundles import is_bundle_ref
 from diamond.core.errors import InvalidInput, TooLarge
 from diamond.core.tasks import TaskSpec, check_env_name
+from diamond.sdk.slips import check_slips
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_NODES = 100_000
@@ -58,10 +59,6 @@ class TaskFile:
         while name and name not in self.positions:
             name = name.rpartition(".")[0] if "." in name else ""
         line, column = self.positions.get(name, (1, 1))
-        unknown = re.match(r"unknown field '(.*)'", error.message)
-        if unknown:
-            inner = f"{error.field}.{unknown[1]}" if error.field else unknown[1]
-            line, column = self.positions.get(inner, (line, column))
         where = f"{self.path}, line {line}, column {column}"
         return type(error)(f"{error.message} ({where})", hint=error.hint, field=error.field)
 
@@ -122,7 +119,12 @@ def parse(text: str, path: str = "<text>") -> TaskFile:
             f"{path}, line 1: a task file is a mapping of fields, not {_kind(value)}",
             hint="start with e.g.  run: python train.py",
         )
-    return TaskFile(path, value, builder.positions)
+    found = TaskFile(path, value, builder.positions)
+    try:
+        check_slips(value)
+    except InvalidInput as error:
+        raise found.located(error) from error
+    return found
 
 
 def localise(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -161,7 +163,9 @@ def parse_env_options(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, given, value = pair.partition("=")
         if not given and name not in os.environ:
-            raise InvalidInput(f"{name[:60]!r} has no value", hint=f"write --env {name[:60]}=VALUE", field="--env")
+            raise InvalidInput(
+                f"{name[:60]} is not set in your environment", hint=f"write --env {name[:60]}=VALUE", field="--env"
+            )
         envs[name] = value if given else os.environ[name]
     return envs
 

@@ -169,11 +169,15 @@ class Tasks:
                 return self.get(ref)
             except NotFound:
                 pass  # may still be the beginning of one
-        if ref.startswith("tsk_") and len(ref) > 4:
+        if ref.startswith("tsk_"):
             begins = [task for task in self.list(id_prefix=ref, limit=5) if task.id.startswith(ref)]
             if len(begins) > 1:
-                shown = ", ".join(task.id for task in begins[:4])
-                raise Conflict(f"several tasks begin with {ref!r}: {shown}", hint="give more of the id")
+                shown = ", ".join(f"{task.id} ({task.name[:40]})" for task in begins[:4])
+                more = ", …" if len(begins) > 4 else ""
+                raise Conflict(
+                    f"{ref!r} is ambiguous: several tasks begin with it: {shown}{more}",
+                    hint="give more of the id, or the name; see: diamond ps -a",
+                )
             if begins:
                 return self.get(begins[0].id)
         named = next(self.list(name=ref, limit=1), None)
@@ -224,8 +228,8 @@ class Tasks:
         """What happens to a task, as it happens, until it has ended.
 
         Gives `StateChange` (the present state first), `LogChunk` (every byte of every attempt's log exactly once, in
-        order), `MetricPoint` and, when the server stops answering for a while, `LinkChange`. Server restarts and agent
-        outages are waited out; when the task is retried, it moves on to the next attempt.
+        order), `AttemptEnded` between attempts, `MetricPoint` and, when the server stops answering for a while,
+        `LinkChange`. Server restarts and agent outages are waited out.
 
         Args:
             logs: whether to give log bytes.
@@ -284,6 +288,7 @@ class Tasks:
         Raises:
             NotFound: a path names no output, or one that is only on the endpoint.
             DigestMismatch: the bytes that arrive are not those the task reported.
+            ProtocolError: the server sends more or fewer bytes than it said, or names an impossible checksum.
         """
         items = choose(self.outputs(task_id), paths)
         return Downloader(self._transport, task_id).fetch_all(items, Path(dest).expanduser(), progress)

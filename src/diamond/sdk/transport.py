@@ -68,7 +68,7 @@ class Transport:
             transport=transport,
             verify=_tls(self.url),
             # A proxy of the site is for the way out; asking it for this machine only fails.
-            trust_env=not _is_loopback(self.url),
+            trust_env=not is_loopback(self.url),
         )
 
     def close(self) -> None:
@@ -230,7 +230,8 @@ def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (params or {}).items() if value is not None}
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether an address means the machine it is used on, so that another machine cannot reach it."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

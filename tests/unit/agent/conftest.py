@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import pickle
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -109,7 +113,7 @@ class FakeServer:
     def call(self, method: str, path: str, body: Any = None, *, query: Any = None, timeout_s: float = 0) -> Any:
         if path in self.problem:
             raise self.problem[path]
-        body = json.loads(json.dumps(body))
+        body = json.loads(body if isinstance(body, bytes) else json.dumps(body))
         if path == "/agent/hello":
             self.hellos.append(body)
             return encode(Welcome(endpoint_id="end_00000001", endpoint_name="test", epoch=self.epoch))
@@ -250,6 +254,52 @@ def start(server: FakeServer, home: Path) -> Iterator[Callable[[], Running]]:
         known = [job_id for job_id in server.orders if job_id in server.jobs]
         wait_until(lambda: all(server.jobs[job_id].state.is_final for job_id in known), "all jobs are over")
         running[-1].stop()
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in which everybody may work, also who is not root."""
+    folder = Path(tempfile.mkdtemp(prefix="diamond-test-"))
+    folder.chmod(0o777)
+    yield folder
+    subfolders = [folder]
+    while subfolders:
+        for entry in os.scandir(subfolders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                os.chmod(entry.path, 0o700)
+                subfolders.append(Path(entry.path))
+    shutil.rmtree(folder)
+
+
+def _as_nobody(action: Callable[[], Any]) -> Any:
+    """Call in a child process whom permissions hold back, unlike root; its answer must be picklable."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer: tuple[bool, Any] = (False, "the child died")
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            answer = (True, action())
+        except BaseException as error:
+            answer = (False, repr(error))
+        finally:
+            os.write(sender, pickle.dumps(answer))
+            os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    worked, value = pickle.loads(data)
+    assert worked, value
+    return value
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[Callable[[], Any]], Any]:
+    return _as_nobody
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from diamond.agent.link import Backoff, Link
-from diamond.core.errors import NotFound, ProtocolError, ServerUnreachable, StorageFull, Unauthenticated
+from diamond.core.errors import NotFound, ProtocolError, ServerUnreachable, StorageFull, TooLarge, Unauthenticated
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,10 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self.answer(404, NotFound("no such thing").to_json())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(413, b"<html>") if self.path.endswith("/large") else self.answer(200, {"body": body.decode()})
 
     def answer(self, status: int, body: Any) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -114,6 +118,16 @@ def test_downloads_from_an_offset(link: Link) -> None:
     with link.download("/blob") as (_, pieces):
         pass  # left unread: must not spoil the next call
     assert link.call("GET", "/echo", query={"a": "b c"})
+
+
+def test_text_travels_as_it_is(link: Link) -> None:
+    assert link.call("POST", "/x", {"a": "é\ud800"})["body"] == '{"a":"é?"}'
+    assert link.call("POST", "/x", b'{"b":1}')["body"] == '{"b":1}'
+
+
+def test_a_proxy_that_finds_a_message_too_large(link: Link) -> None:
+    with pytest.raises(TooLarge):
+        link.call("POST", "/large", {})
 
 
 def test_nobody_there() -> None:

@@ -253,3 +253,17 @@ def test_an_order_that_is_no_order(server: Any, start: Start, monkeypatch: pytes
     assert result.reason == Reason.REJECTED
     assert "num_nodes" in result.detail
     monkeypatch.undo()
+
+
+def test_a_job_that_tampers_costs_only_itself(server: Any, start: Start) -> None:
+    start()
+    named = server.order("printf hi > $'res-\\xe9.csv'; printf ok > good.csv", outputs=["*.csv"])
+    slow = server.order("d=a; for i in $(seq 30); do d=$d/a; done; mkdir -p $d", outputs=["**/" * 12 + "zzz"])
+    piped = server.order("mkfifo ../exit.node0.json ../kill.json; rm ../exit.tmp; mkfifo ../exit.tmp; exit 3")
+    result = server.result(named)
+    assert [one.path for one in result.outputs] == ["good.csv"]
+    assert "is not valid Unicode" in result.detail
+    assert "matches no file" in server.result(slow).detail
+    assert (server.result(piped).reason, server.result(piped).exit_code) == (Reason.EXIT_NONZERO, 3)
+    start()
+    assert server.result(server.order("true")).state == JobState.SUCCEEDED

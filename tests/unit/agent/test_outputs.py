@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from diamond.agent.outputs import find
+from diamond.agent import output_files, outputs
+from diamond.agent.link import Link
+from diamond.agent.output_files import Notes, Steps, find
+from diamond.agent.outputs import Collector
+from diamond.agent.run_dirs import remove
+from diamond.core.errors import Forbidden
 
 
 @pytest.fixture
@@ -78,3 +87,168 @@ def test_what_is_no_file_is_left_out(work: Path) -> None:
     os.mkfifo(work / "pipe")
     (work / "dangling").symlink_to("nowhere")
     assert not find(work, ("pipe", "dangling", "*")).files.keys() & {"pipe", "dangling"}
+
+
+# Hostile trees
+
+
+@pytest.mark.parametrize("name", [b"res-\xe9.csv", b"a\nb.csv", b"~x.csv", b"\\x.csv"])
+def test_names_that_cannot_be_sent_cost_only_themselves(tmp_path: Path, name: bytes) -> None:
+    for one in (name, b"good.csv"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + one)).write_text("x")
+    found = find(tmp_path, ("*.csv",))
+    assert list(found.files) == ["good.csv"]
+    assert len(found.notes) == 1
+    assert found.notes.text().encode().isascii(), "the note itself can be sent"
+
+
+def test_paths_that_are_too_long_to_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diamond.core.bundles.MAX_PATH_BYTES", 100)
+    (tmp_path / ("d" * 90)).mkdir()
+    (tmp_path / ("d" * 90) / ("f" * 90)).touch()
+    (tmp_path / "good").touch()
+    found = find(tmp_path, ("**",))
+    assert list(found.files) == ["good"]
+    assert "too long" in found.notes.text()
+
+
+def test_one_folder_that_may_not_be_read_costs_only_itself(shared: Path, as_nobody: Callable[..., Any]) -> None:
+    def try_it() -> tuple[list[str], list[str]]:
+        for name in ("p/f", "q/deep/f", "a.txt"):
+            (shared / name).parent.mkdir(parents=True, exist_ok=True)
+            (shared / name).touch()
+        (shared / "p").chmod(0)
+        (shared / "q/deep").chmod(0)
+        found = find(shared, ("a.txt", "p/f", "p", "q", "**/*.txt"))
+        return list(found.files), found.notes.lines()
+
+    files, notes = as_nobody(try_it)
+    assert files == ["a.txt"]
+    assert len(notes) == 1 and "Permission denied" in notes[0] and "more)" in notes[0]
+
+
+def test_patterns_cost_no_more_than_they_are_long(tmp_path: Path) -> None:
+    (tmp_path / "/".join("a" * 40)).mkdir(parents=True)
+    (tmp_path / "/".join("a" * 40) / "f").touch()
+    began = time.monotonic()
+    assert not find(tmp_path, ("**/" * 12 + "zzz", "**/a/" * 20 + "zzz", "**/a*/" * 30 + "**/zzz")).files
+    assert not find(tmp_path, ("*a" * 60 + "/" + "*a" * 60,)).files
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("**", "a", True),
+        ("**/**/b", "b", True),
+        ("**/b", "a/a/b", True),
+        ("**/b", "a/bb", False),
+        ("a/**/b", "a/b", True),
+        ("a/**/b", "a/x/y/b", True),
+        ("a/**", "a", False),
+        ("a/**", "a/x/y", True),
+        ("**/a/**/a", "a", False),
+        ("**/a/**/a", "x/a/y/a", True),
+        ("a**b", "axb", True),
+        ("a**b", "a/b", False),
+        ("[", "[", True),
+        ("[z-a]", "b", False),
+    ],
+)
+def test_steps(pattern: str, path: str, fits: bool) -> None:
+    steps = Steps(pattern)
+    at = steps.start
+    for name in path.split("/"):
+        at = steps.take(at, name)
+    assert steps.is_match(at) == fits
+
+
+def test_trees_deeper_than_python_recurses(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    for _ in range(1500):
+        path += "/d"
+        os.mkdir(path)
+    Path(path, "x").touch()
+    (tmp_path / "good").touch()
+    assert len(find(tmp_path, ("**",)).files) == 2
+    remove(tmp_path / "d")  # pytest cannot
+
+
+def test_chains_of_links(tmp_path: Path) -> None:
+    for number in range(1500):
+        (tmp_path / f"l{number}").symlink_to(f"l{number + 1}")
+    (tmp_path / "l1500").touch()
+    found = find(tmp_path, ("l*",))
+    assert "l1490" in found.files and "l0" not in found.files
+    assert len(found.notes) == 1
+
+
+def test_what_is_beyond_the_limit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_files, "MAX_OUTPUTS", 10)
+    for number in range(25):
+        (tmp_path / f"{number:02d}").touch()
+    found = find(tmp_path, ("*", "**", "03"))
+    assert len(found.files) == 10
+    assert "15 more are left on the endpoint" in found.notes.text()
+
+
+def test_notes_are_one_line_a_kind() -> None:
+    notes = Notes()
+    for number in range(1000):
+        notes.add("vanished", f"f{number}")
+        notes.add(f"kind {number}", "x" * 1000)
+    assert len(notes) < 12
+    assert len(notes.text()) < 2000
+    assert "output 'f0' vanished (and 999 more)" in notes.text()
+
+
+class Silent:
+    """A server that has everything already."""
+
+    def call(self, *_: Any, **__: Any) -> Any:
+        return {"missing": []}
+
+
+def collector(link: Any) -> Collector:
+    return Collector(link=cast(Link, link), stop=threading.Event())
+
+
+def test_vanished_files_are_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}").touch()
+
+    def vanish(*_: Any) -> Any:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Collector, "_hash", vanish)
+    listed, notes = collector(Silent()).collect(tmp_path, ("*",), 100)
+    assert not listed
+    assert notes == "output '0' cannot be read: No such file or directory (and 299 more)"
+
+
+def test_the_list_of_outputs_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MAX_LISTED_BYTES", 10_000)
+    for number in range(50):
+        (tmp_path / f"{number:02d}{'結果' * 30}").touch()
+    listed, notes = collector(Silent()).collect(tmp_path, ("*",), 100)
+    assert 20 < len(listed) < 50
+    assert f"(and {49 - len(listed)} more)" in notes
+
+
+def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "g").write_bytes(b"x")
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: b"x" * 10)
+    listed, notes = collector(Silent()).collect(tmp_path, ("g",), 100)
+    assert [output.sha256 for output in listed] == [""]
+    assert "max_output_bytes" in notes
+
+
+def test_a_server_that_refuses_the_files_is_told_of_them(tmp_path: Path) -> None:
+    class Refusing:
+        def call(self, *_: Any, **__: Any) -> Any:
+            raise Forbidden("no blobs from you")
+
+    (tmp_path / "x").touch()
+    listed, notes = collector(Refusing()).collect(tmp_path, ("*",), 100)
+    assert [(output.path, output.stored) for output in listed] == [("x", False)]
+    assert "refused" in notes

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,3 +173,14 @@ def test_the_cache_throws_out_what_was_longest_not_used(tmp_path: Path, server: 
     with cache.pinned([digests[2]]):
         assert cache.trim(200) == 100
     assert cache.missing(digests) == [digests[1]]
+
+
+def test_what_is_in_the_way_is_removed(stager: Stager, shared: Path, as_nobody: Callable[..., Any]) -> None:
+    def try_it() -> list[str]:
+        (shared / "job/work/pkg/sub").mkdir(parents=True)
+        (shared / "job/work/pkg/sub").chmod(0o555)
+        (shared / "job/work/pkg").chmod(0o555)
+        stager.stage(order(), shared / "job")
+        return os.listdir(shared / "job/work")
+
+    assert as_nobody(try_it) == []

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from diamond.cli import launch, live, main, serve
+from diamond.cli import launch, main, serve, session
 from diamond.core.errors import InvalidInput
 from diamond.core.home import Home
-from diamond.core.reasons import Reason
-from diamond.core.states import Desired, TaskState
-from diamond.core.tasks import Task
 
 HEAVY = ("httpx", "rich", "yaml", "pathspec", "diamond.sdk", "diamond.server", "torch", "asyncio")
 
@@ -92,6 +89,113 @@ def test_wrong_use_is_2(no_server: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert call(["ps", "--limit", "0"]) == 2
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["stop"],
+        ["stop", "x", "--all"],
+        ["ps", "--state", "NOPE"],
+        ["cp", "no-colon", "."],
+        ["logs", "-f", "--attempt", "1"],
+        ["launch", "t.yaml", "--env", "NOT_SET_ANYWHERE"],
+        ["launch", "t.yaml", "--env", "1X=2"],
+        ["launch", "t.yaml", "--cpus", "lots"],
+        ["launch", "t.yaml", "--show-script"],
+        ["endpoint", "create", "x", "--token-file", "no/such/folder/t"],
+        ["backup", "no/such/folder/b.tar"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_words_of_a_command_are_2(
+    no_server: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    (no_server / "t.yaml").write_text("run: x\n")
+    assert call(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_wrong_files_are_1(no_server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (no_server / "t.yaml").write_text("run: x\nresources: {cpus: lots}\n")
+    assert call(["launch", "t.yaml"]) == 1
+    assert call(["launch", "none.yaml"]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("group", [[], ["endpoint"], ["agent"]])
+def test_help_lines_are_whole_at_80_columns(
+    group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert call([*group, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "..." not in text.replace("[ARGS]...", "")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_trouble(no_server: Path, closed: str) -> None:
+    line = f"{sys.executable} -m diamond.cli version {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", [["up", "-d"], ["up"], ["serve"]])
+def test_a_place_that_cannot_be_written_is_explained(
+    command: list[str], no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (no_server / "file").write_text("")
+    monkeypatch.setenv("DIAMOND_HOME", str(no_server / "file" / "home"))
+    assert call([*command, "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "installation_problem"
+    assert "DIAMOND_HOME" in error["hint"]
+
+
+def test_postgres_without_its_driver_is_explained(
+    no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for arguments in (["backup", "b.tar"], ["serve", "--port", "0"]):
+        assert call([*arguments, "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 1
+        err = capsys.readouterr().err
+        assert "error: PostgreSQL needs psycopg\nhint: pip install 'diamond-hpc[postgres]'\n" in err
+
+
+def test_up_leaves_a_running_server_as_it_is(
+    no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "running_server", lambda home: {"pid": 7, "url": "http://127.0.0.1:7421"})
+    assert call(["up", "-d"]) == 0
+    assert capsys.readouterr().err == ""
+    assert call(["up", "-d", "--port", "7421"]) == 0
+    assert capsys.readouterr().err == ""
+    assert call(["up", "-d", "--port", "8000"]) == 0
+    err = capsys.readouterr().err
+    assert "port was not changed; it is 7421" in err
+    assert "diamond down && diamond up -d --port 8000" in err
+    assert call(["up", "-d", "--port", "8000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ignored"] == ["--port 8000"]
+
+
+@pytest.mark.parametrize("command", ["backup", "restore", "up", "serve"])
+def test_every_command_on_the_database_takes_its_address(
+    command: str, no_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--database-url" in text
+    assert "DIAMOND_DATABASE_URL" in text
+
+
+def test_commands_are_named_as_they_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/a b/.venv/bin/diamond"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert session.program() == "'/a b/.venv/bin/diamond'"
+    monkeypatch.setattr(sys, "argv", ["/x/__main__.py"])
+    assert session.program() == "diamond"
+
+
 def test_unknown_exceptions_are_one_line(
     no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,27 +230,12 @@ def test_command_line_wins_over_the_file(no_server: Path) -> None:
     assert spec.envs == {"A": "b=c"}
     with pytest.raises(InvalidInput) as caught:
         launch.read("exp.yaml", [], launch.Changes(num_nodes=0))
-    assert caught.value.field == "num_nodes"
+    assert caught.value.field == "--num-nodes"
+    with pytest.raises(InvalidInput) as caught:
+        launch.read("exp.yaml", ["A=1"], launch.Changes(gpus="many things"))
+    assert caught.value.field == "--gpus"
     with pytest.raises(InvalidInput, match=r"exp\.yaml, line 3"):  # A has no value
         launch.read("exp.yaml", [], launch.Changes())
-
-
-def test_status_text_and_reasons() -> None:
-    task = Task(id="tsk_1", name="a\x1b[2J", state=TaskState.RUNNING, endpoint="hpc", attempt=2, started_at=100.0)
-    assert live.status_text(task, 165.0) == "RUNNING a · on hpc · attempt 2 · 1m 05s"
-    waiting = Task(id="tsk_1", name="a", state=TaskState.PENDING, pending_reason="no endpoint is online")
-    assert live.status_text(waiting, 1.0) == "PENDING a · no endpoint is online"
-    stopping = Task(id="tsk_1", name="a", state=TaskState.RUNNING, desired=Desired.CANCEL)
-    assert live.status_text(stopping, 1.0).startswith("STOPPING")
-    failed = Task(id="t", name="a", state=TaskState.FAILED, reason=Reason.EXIT_NONZERO, exit_code=3, detail="it said 3")
-    assert live.reason_lines(failed) == [failed.sentence, "it said 3"]
-
-
-def test_metric_line_puts_loss_first_and_fits() -> None:
-    series = {"lr": [0.1], "val/acc": [0.5, 0.6], "loss": [1.0, 0.5], "loss@rank1": [9.0]}
-    line = live.metric_line(series, 7, 80)
-    assert line.startswith("step 7   loss 0.5 █▁   val/acc 0.6 ▁█   lr 0.1")
-    assert len(live.metric_line(series, 7, 30)) <= 30
 
 
 def test_running_server_believes_the_lock_alone(tmp_path: Path) -> None:

@@ -115,9 +115,58 @@ def test_ago() -> None:
     assert render.ago(100.0, 100.0 + 3700) == "1h ago"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(600, "10m"), (5400, "1h30m"), (90, "1m30s"), (86400, "1d"), (45, "45s"), (90061, "1d1h1m1s")]
+)
+def test_written_duration(seconds: int, text: str) -> None:
+    from diamond.core.durations import parse_duration
+
+    assert render.written_duration(seconds) == text
+    assert parse_duration(text) == seconds
+
+
+def test_amounts_counts_and_measures() -> None:
+    assert [render.amount(n * 1024**2) for n in (1, 500, 1024, 1536)] == ["1 MiB", "500 MiB", "1 GiB", "1.5 GiB"]
+    assert [render.count(n, "task") for n in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
+    assert render.measured("sys/mem_bytes", 2048.0) == "2.0 KiB"
+    assert render.measured("mem_bytes@rank1", 3 * 1024**3) == "3.0 GiB"
+    assert render.measured("mem_bytes", math.nan) == "NaN"
+    assert render.measured("loss", 2048.0) == "2048"
+
+
+def test_plot_of_one_point_has_it_in_the_middle() -> None:
+    lines = render.plot([1000.0], [2.0 * 1024], width=50, height=6, text=lambda value: f"{value:.0f}B")
+    assert lines[-1].strip() == "1000"  # once, not at both ends
+    assert 20 <= lines[-1].index("1000") <= 30
+    (row,) = (line for line in lines if any("\u2800" < c <= "\u28ff" for c in line))
+    assert 20 <= next(i for i, c in enumerate(row) if "\u2800" < c <= "\u28ff") <= 32
+    assert lines[0].startswith("3072B")
+
+
+def test_narrow_terminals_keep_the_reason() -> None:
+    rows = [
+        (
+            "tsk_0123456789012345",
+            "a name that is long",
+            "QUEUED",
+            "endpoint-1",
+            "3m",
+            "waiting for eight cores and more",
+        )
+    ]
+    heads = ("ID", "NAME", "STATE", "ENDPOINT", ">TIME", "WHY")
+    widths = render._fitting(heads, rows, {"NAME": 10, "WHY": 24}, ("TIME", "ENDPOINT"), 70)
+    assert list(widths) == [0, 1, 2, 5]
+    assert sum(widths.values()) + 2 * 3 <= 70
+    assert widths[5] >= 24
+    assert widths[0] == 20
+    full = render._fitting(heads, rows, {"NAME": 10, "WHY": 24}, ("TIME", "ENDPOINT"), 200)
+    assert full[5] == len(rows[0][5])
+
+
 def test_table_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
-    render.print_table(("NAME", ">N"), [(long, "1"), ("[bold]b", "22")], flexible=("NAME",))
+    render.print_table(("NAME", ">N"), [(long, "1"), ("[bold]b", "22")], flexible={"NAME": 10})
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == f"{long}   1"
     assert lines[2].startswith("[bold]b ")

@@ -131,8 +131,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     ("text", "field", "line"),
     [
         ("run: a\nresources:\n  cpus: many\n", "resources.cpus", 3),
-        ("run: a\nresources:\n  cpu: 1\n", "resources", 3),
-        ("run: a\nnmae: x\n", "", 2),
+        ("run: a\nresources:\n  cpu: 1\n", "resources.cpu", 3),
+        ("run: a\nnmae: x\n", "nmae", 2),
         ("name: x\n", "run", 1),
         ("run: a\n\nenvs:\n  A: true\n", "envs.A", 4),
     ],
@@ -144,6 +144,37 @@ def test_validation_errors_say_where(text: str, field: str, line: int) -> None:
     assert f"t.yaml, line {line}," in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "field", "line", "hint"),
+    [
+        ("run:\n  - a\n  - b\n", "run", 1, "use `|` and one command per line"),
+        ("run: a\nsetup: [b]\n", "setup", 2, "use `|` and one command per line"),
+        ("run:\n  echo: a\n", "run", 1, "one command per line"),
+        ("run: a\nenvs: [A=1]\n", "envs", 2, "NAME: value"),
+        ("run: a\nfile_mounts: [x]\n", "file_mounts", 2, "path in the work directory"),
+        ("run: a\nretry: 3\n", "retry", 2, "retry: {max_retries: 3}"),
+        ("run: a\nresources: local\n", "resources", 2, "resources: {"),
+        ("run: a\ncpus: 3\n", "cpus", 2, "resources: {cpus: …}"),
+        ("run: a\nresources:\n  gpus: 3\n", "resources.gpus", 3, "accelerators"),
+        ("run: a\nresources:\n  priority: 3\n", "resources.priority", 3, "beside resources"),
+        ("command: a\n", "command", 1, "`run`"),
+        ("run: a\ntimeout: 3\n", "timeout", 2, "max_duration"),
+    ],
+)
+def test_common_slips_are_understood(text: str, field: str, line: int, hint: str) -> None:
+    error = refused(text)
+    assert error.field == field
+    assert f"t.yaml, line {line}," in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("name", ["env", "Run", "num_node", "output"])
+def test_near_misses_are_guessed(name: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        taskfile.parse(f"run: a\n{name}: 1\n" if name != "Run" else "Run: a\n", "t.yaml").spec()
+    assert "did you mean" in caught.value.hint
+
+
 def test_env_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "v")
     assert taskfile.parse_env_options(["A=1", "B=x=y", "C=", "FROM_HERE"]) == {
@@ -152,7 +183,7 @@ def test_env_options(monkeypatch: pytest.MonkeyPatch) -> None:
         "C": "",
         "FROM_HERE": "v",
     }
-    with pytest.raises(InvalidInput, match="no value"):
+    with pytest.raises(InvalidInput, match="NOT_SET_ANYWHERE is not set in your environment"):
         taskfile.parse_env_options(["NOT_SET_ANYWHERE"])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from diamond.core.bundles import Manifest
 from diamond.core.codec import decode, encode
-from diamond.core.errors import Conflict, DigestMismatch, InvalidInput, NotFound
+from diamond.core.errors import Conflict, DigestMismatch, InvalidInput, NotFound, ProtocolError
 from diamond.core.jobs import Job
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
@@ -20,7 +20,7 @@ from diamond.core.tasks import Output, Task
 from diamond.sdk import bundles as sdk_bundles
 from diamond.sdk import downloads, follow
 from diamond.sdk.client import Client
-from diamond.sdk.follow import LinkChange, LogChunk, MetricPoint, StateChange
+from diamond.sdk.follow import AttemptEnded, LinkChange, LogChunk, MetricPoint, StateChange
 
 
 class Server:
@@ -222,6 +222,8 @@ def test_resolve(server: Server) -> None:
         assert client.tasks.resolve().id == "tsk_0000000000000bb000"
         with pytest.raises(Conflict, match="several tasks"):
             client.tasks.resolve("tsk_00000000000000aa")
+        with pytest.raises(Conflict, match=r"'tsk_' is ambiguous.*tsk_0000000000000bb000 \(b\)"):
+            client.tasks.resolve("tsk_")
         with pytest.raises(NotFound, match="no task 'c'"):
             client.tasks.resolve("c")
 
@@ -255,6 +257,49 @@ def test_follow_gives_every_byte_once_through_outages_and_retries(server: Server
     assert states[0] is TaskState.PENDING
     assert states[-1] is TaskState.SUCCEEDED
     assert any(isinstance(item, MetricPoint) for item in items)
+
+
+def test_follow_tells_of_attempts_between_their_logs(server: Server) -> None:
+    failed = [job(1, JobState.FAILED), job(2, JobState.FAILED)]
+    waits = Task(id="tsk_0", name="n", state=TaskState.PENDING, attempt=2, jobs=tuple(failed), next_attempt_at=99.0)
+    done = Task(id="tsk_0", name="n", state=TaskState.SUCCEEDED, attempt=3, jobs=(*failed, job(3, JobState.SUCCEEDED)))
+    server.tasks["tsk_0"] = waits
+    server.logs = {1: b"one", 2: b"two", 3: b"three"}
+    server.steps = [lambda: None] * 3 + [lambda: server.tasks.update(tsk_0=done)]
+    with server.client() as client:
+        items = [item for item in client.tasks.follow("tsk_0") if isinstance(item, LogChunk | AttemptEnded)]
+    seen = [item.data if isinstance(item, LogChunk) else (item.attempt, item.next_attempt_at) for item in items]
+    assert seen == [b"one", (1, None), b"two", (2, 99.0), b"three"]
+
+
+def test_follow_notices_why_a_job_waits(server: Server) -> None:
+    def waits(reason: str) -> None:
+        server.tasks["tsk_0"] = Task(
+            id="tsk_0",
+            name="n",
+            state=TaskState.QUEUED,
+            attempt=1,
+            pending_reason=reason,
+            jobs=(job(1, JobState.QUEUED),),
+        )
+
+    def end() -> None:
+        server.tasks["tsk_0"] = Task(
+            id="tsk_0", name="n", state=TaskState.SUCCEEDED, attempt=1, jobs=(job(1, JobState.SUCCEEDED),)
+        )
+
+    waits("")
+    server.steps = [
+        lambda: waits("silent for 1m 03s"),
+        lambda: waits("silent for 1m 05s"),
+        lambda: waits("silent for 2m 05s"),
+        lambda: waits("2 cores"),
+        end,
+    ]
+    with server.client() as client:
+        items = list(client.tasks.follow("tsk_0"))
+    reasons = [item.task.pending_reason for item in items if isinstance(item, StateChange)]
+    assert reasons == ["", "silent for 1m 03s", "silent for 2m 05s", "2 cores", ""]
 
 
 def test_follow_says_when_the_server_is_away(server: Server) -> None:
@@ -327,6 +372,40 @@ def test_download_of_other_bytes_leaves_nothing(server: Server, tmp_path: Path) 
     assert list((tmp_path / "d").iterdir()) == []
 
 
+def with_claims(server: Server, data: bytes, **claims: Any) -> None:
+    server.files["m"] = data
+    known: dict[str, Any] = {"path": "m", "size_bytes": len(data), "stored": True}
+    item = Output(**{**known, **claims})
+    server.tasks["tsk_0"] = Task(id="tsk_0", name="n", state=TaskState.SUCCEEDED, outputs=(item,))
+
+
+@pytest.mark.parametrize("sha256", ["", hashlib.sha256(b"abc").hexdigest()])
+def test_download_stops_at_the_size_that_was_told(server: Server, tmp_path: Path, sha256: str) -> None:
+    with_claims(server, b"abc" * 1_000_000, size_bytes=3, sha256=sha256)
+    with server.client() as client, pytest.raises(ProtocolError, match="more than the 3 bytes of 'm'"):
+        client.tasks.download("tsk_0", tmp_path / "d")
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_download_without_digest_checks_the_size(server: Server, tmp_path: Path) -> None:
+    with_claims(server, b"abc", size_bytes=5)
+    with server.client() as client, pytest.raises(ProtocolError, match="'m' arrived shorter than its 5 bytes"):
+        client.tasks.download("tsk_0", tmp_path / "d")
+    assert list((tmp_path / "d").iterdir()) == []
+    with_claims(server, b"abc")
+    with server.client() as client:
+        (got,) = client.tasks.download("tsk_0", tmp_path / "d")
+    assert got.dest.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("sha256", ["../../../x", "abc", "g" * 64, "A" * 64, "0" * 63 + "\n"])
+def test_download_refuses_impossible_checksums(server: Server, tmp_path: Path, sha256: str) -> None:
+    with_claims(server, b"abc", sha256=sha256)
+    with server.client() as client, pytest.raises(ProtocolError, match="impossible checksum"):
+        client.tasks.download("tsk_0", tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil"])
 def test_download_never_leaves_its_folder(server: Server, tmp_path: Path, path: str) -> None:
     with_output(server, path, b"abc")
@@ -338,7 +417,7 @@ def test_download_names_what_is_not_there(server: Server, tmp_path: Path) -> Non
     with_output(server, "m", b"abc", stored=False)
     with server.client() as client:
         assert client.tasks.download("tsk_0", tmp_path) == []
-        with pytest.raises(NotFound, match="too large"):
+        with pytest.raises(NotFound, match="kept on the endpoint"):
             client.tasks.download("tsk_0", tmp_path, paths=["m"])
         with pytest.raises(NotFound, match="no output 'x'"):
             client.tasks.download("tsk_0", tmp_path, paths=["x"])

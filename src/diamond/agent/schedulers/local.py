@@ -20,7 +20,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from diamond.agent.gpus import GpuMonitor, GpuSlot
 from diamond.agent.machine import OomCounter, is_disk_full, mem_bytes_total, num_cpus
@@ -35,18 +37,21 @@ from diamond.agent.processes import (
 from diamond.agent.schedulers import local_spool
 from diamond.agent.schedulers.base import JobProcesses, Observed, Submission, final_state
 from diamond.agent.schedulers.local_ending import Endings, LocalJob, Timers
+from diamond.agent.schedulers.local_facts import facts_of, usage_of
 from diamond.agent.schedulers.local_queue import Line, Slots
-from diamond.agent.schedulers.local_result import Ending, conclude
+from diamond.agent.schedulers.local_result import Ending, conclude, lost
 from diamond.agent.schedulers.local_start import spawn
-from diamond.core.endpoints import EndpointFacts, EndpointUsage, Gpu
+from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import DiamondError
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
-from diamond.core.rundir import ProcessMark, RunDir, read_process_mark
+from diamond.core.rundir import ProcessMark, RunDir, may_have_started, read_exit, read_process_mark
 from diamond.core.scripts import ALREADY_STARTED
 from diamond.core.states import JobState
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _WAITING = "waiting for a free slot"
 _EXPLAIN_EVERY_S = 2.0  # how often the head of the line is told what it waits for
@@ -113,7 +118,8 @@ class LocalScheduler:
         fault_point("local.spooled")
         with self._lock:
             if submission.name not in self._jobs:
-                self._admit(LocalJob(spooled, _queued(spooled)))
+                job = LocalJob(spooled, _queued(spooled))
+                self._safely(job, partial(self._admit, job))
             job = self._jobs[submission.name]
         self._ring()
         return job.observed.scheduler_id or ""
@@ -139,37 +145,12 @@ class LocalScheduler:
                     local_spool.remove(job.run_dir)
 
     def capacity(self) -> EndpointFacts:
-        models: dict[str, list[GpuSlot]] = {}
-        for slot in self._slots.gpus.values():
-            models.setdefault(slot.model, []).append(slot)
-        return EndpointFacts(
-            scheduler="local",
-            scheduler_version="1",
-            hostname=self._host,
-            cpus_per_node=self._slots.cpus,
-            mem_bytes_per_node=self._slots.mem_bytes,
-            gpus_per_node=tuple(
-                Gpu(model=model, count=len(slots), mem_bytes=min(slot.mem_bytes for slot in slots))
-                for model, slots in models.items()
-            ),
-            run_root=str(self._jobs_dir),
-        )
+        return facts_of(self._slots, host=self._host, jobs_dir=self._jobs_dir)
 
     def usage(self) -> EndpointUsage:
         with self._lock:
-            slots = self._slots
-            used: dict[str, int] = {}
-            for index in set(slots.gpus) - slots.free_gpus:
-                used[slots.gpus[index].model] = used.get(slots.gpus[index].model, 0) + 1
             running = sum(job.observed.state == JobState.RUNNING for job in self._jobs.values())
-            return EndpointUsage(
-                at=time.time(),
-                cpus_used=slots.cpus - slots.free_cpus,
-                mem_bytes_reserved=slots.mem_bytes - slots.free_mem_bytes,
-                gpus_used=used,
-                jobs_running=running,
-                jobs_queued=len(self._line),
-            )
+            return usage_of(self._slots, running=running, queued=len(self._line))
 
     def processes(self) -> tuple[JobProcesses, ...]:
         with self._lock:
@@ -205,13 +186,10 @@ class LocalScheduler:
     # Taking jobs up
 
     def _adopt_all(self) -> None:
-        try:
-            folders = sorted(self._jobs_dir.iterdir())
-        except OSError:
-            return
-        found = [spooled for folder in folders if (spooled := local_spool.load(folder)) is not None]
-        for spooled in sorted(found, key=lambda one: one.order):
-            self._admit(LocalJob(spooled, _queued(spooled)))
+        found = local_spool.load_all(self._jobs_dir)
+        for spooled in found:
+            job = LocalJob(spooled, _queued(spooled))
+            self._safely(job, partial(self._admit, job))
         if found:
             log.info("took up %d jobs, %d of them waiting", len(found), len(self._line))
 
@@ -220,10 +198,11 @@ class LocalScheduler:
         name = job.submission.name
         self._jobs[name] = job
         run_dir = RunDir(job.run_dir)
-        if run_dir.exit.exists():
-            self._conclude(job)
-        elif run_dir.started.exists():
+        # Who started it comes first: as long as that process runs, an exit.json is the job's own invention.
+        if may_have_started(run_dir):
             self._adopt(job)
+        elif os.path.lexists(run_dir.exit):
+            self._conclude(job)
         elif local_spool.load_cause(job.run_dir) is not None:
             self._cancel(job)
         elif why := self._slots.why_never(job.submission):
@@ -234,8 +213,9 @@ class LocalScheduler:
 
     def _adopt(self, job: LocalJob, tries: int = 0) -> None:
         """Watch whoever started this directory."""
-        mark = read_process_mark(RunDir(job.run_dir))
-        if mark is None and tries < _SETTLE_TRIES:
+        run_dir = RunDir(job.run_dir)
+        mark = read_process_mark(run_dir)
+        if mark is None and tries < _SETTLE_TRIES and read_exit(run_dir) is None:
             # Made but not yet filled: the script is between two system calls.
             self._timers.add(_SETTLE_S, lambda: self._adopt(job, tries + 1), job)
         elif mark is None or mark.pid == 0 or mark.boot_id != self._boot_id:
@@ -294,8 +274,8 @@ class LocalScheduler:
                         if key.data is None:
                             os.eventfd_read(self._alarm)
                         elif not key.data.is_over:
-                            self._on_exit(key.data)
-                    self._timers.run_due()
+                            self._safely(key.data, partial(self._on_exit, key.data))
+                    self._timers.run_due(self._safely)
             except Exception:  # the thread holds everybody's jobs: it must not die of one
                 log.exception("local scheduler: unexpected error; going on")
                 time.sleep(0.5)
@@ -311,7 +291,8 @@ class LocalScheduler:
             if name is None:
                 self._explain(waiting, now)
                 return
-            if not self._start(self._jobs[name], now):
+            job = self._jobs[name]
+            if not self._safely(job, partial(self._start, job, now)):
                 return
 
     def _explain(self, waiting: dict[str, str], now: float) -> None:
@@ -377,15 +358,20 @@ class LocalScheduler:
             return
         self._endings.end(job, Reason.CANCELLED, "stopped on request")
 
+    def _unwatch(self, job: LocalJob) -> None:
+        if job.pidfd >= 0:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(job.pidfd)
+            os.close(job.pidfd)
+            job.pidfd = -1
+
     def _on_exit(self, job: LocalJob) -> None:
         """The leader is gone."""
-        self._selector.unregister(job.pidfd)
-        os.close(job.pidfd)
-        job.pidfd = -1
+        self._unwatch(job)
         if job.child is not None and self._endings.status(job) == ALREADY_STARTED:
             run_dir = RunDir(job.run_dir)
             mark = read_process_mark(run_dir)
-            if run_dir.started.exists() and (mark is None or mark.pid != job.pid):
+            if os.path.lexists(run_dir.started) and (mark is None or mark.pid != job.pid):
                 job.child.wait()
                 job.child, job.pid = None, 0
                 self._give_back(job)
@@ -400,17 +386,39 @@ class LocalScheduler:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(job.pid, os.WNOHANG)  # a child of an earlier scheduler in this process
         base = job.spooled.oom_kills if job.oom_kills is None else job.oom_kills
-        ending = Ending(
+        oom_rose = not other_boot and self._oom.read() > base
+        ending = self._ending(job, status, oom_rose=oom_rose, other_boot=other_boot)
+        try:
+            job.observed = conclude(job.run_dir, ending)
+        except Exception as error:
+            log.exception("job %s: what it left cannot be made sense of", job.submission.name)
+            job.observed = lost(ending, f"what it left cannot be made sense of: {type(error).__name__}")
+        self._settle(job)
+
+    def _ending(self, job: LocalJob, status: int | None, *, oom_rose: bool = False, other_boot: bool = False) -> Ending:
+        return Ending(
             status=status,
             host=self._host,
-            oom_rose=not other_boot and self._oom.read() > base,
+            oom_rose=oom_rose,
             other_boot=other_boot,
             scheduler_id=job.observed.scheduler_id,
             queued_at=job.spooled.queued_at,
             started_at=job.observed.started_at,
         )
-        job.observed = conclude(job.run_dir, ending)
-        self._settle(job)
+
+    def _safely(self, job: LocalJob, action: Callable[[], T]) -> T | bool:
+        """Do something for one job. An error nobody foresaw ends that job, and no other; then the answer is True."""
+        try:
+            return action()
+        except Exception as error:
+            log.exception("job %s: unexpected error; given up", job.submission.name)
+            if not job.is_over:
+                self._jobs[job.submission.name] = job
+                self._unwatch(job)
+                self._drop_from_line(job.submission.name)
+                job.observed = lost(self._ending(job, None), f"unexpected error: {type(error).__name__}")
+                self._settle(job)
+            return True
 
     def _over(self, job: LocalJob, reason: Reason, detail: str) -> None:
         """End a job that never ran."""

@@ -97,12 +97,15 @@ class Timers:
     def next_in_s(self) -> float | None:
         return max(0.0, self._heap[0][0] - boot_clock_s()) if self._heap else None
 
-    def run_due(self) -> None:
+    def run_due(self, for_job: Callable[[LocalJob, Callable[[], None]], object]) -> None:
+        """`for_job` does what is to be done for a job, and keeps its errors to that job."""
         now = boot_clock_s()
         while self._heap and self._heap[0][0] <= now:
             _, _, action, job = heapq.heappop(self._heap)
-            if job is None or not job.is_over:
+            if job is None:
                 action()
+            elif not job.is_over:
+                for_job(job, action)
 
 
 class Endings:

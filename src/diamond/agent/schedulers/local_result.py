@@ -5,6 +5,7 @@ Reads the run directory and the machine's counters; changes nothing, sends nothi
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from diamond.agent.machine import is_disk_full
 from diamond.agent.schedulers.base import Observed, final_state
 from diamond.agent.schedulers.local_spool import KillCause, load_cause
 from diamond.core.reasons import Reason
-from diamond.core.rundir import ExitRecord, RunDir, read_exit, read_first_failed_rank
-from diamond.core.scripts import NO_RUN_DIR
+from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit, read_first_failed_rank
+from diamond.core.scripts import ALREADY_STARTED, NO_RUN_DIR
+
+# With these the script (or the shell in its place) says that it never began: 126 and 127 are the shell's own.
+_NEVER_BEGAN = (NO_RUN_DIR, ALREADY_STARTED, 126, 127)
+_NO_RECORD = "it left no readable exit record; this is the exit status of its script"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +48,13 @@ def conclude(run_dir: Path, ending: Ending) -> Observed:
     cause = load_cause(run_dir)
     if record is not None and cause is not None and record.ended_at <= cause.at:
         cause = None  # it was over before Diamond meant to end it
+    note = ""
+    if record is None and (record := _from_status(run_dir, ending)) is not None:
+        note = _NO_RECORD
     number = _signal(record, ending)
     reason, detail = _reason(run_dir, record, cause, number, ending)
+    if note:
+        detail = f"{detail}; {note}" if detail else note
     code = record.exit_code if record is not None else None
     return Observed(
         state=final_state(reason),
@@ -57,6 +67,33 @@ def conclude(run_dir: Path, ending: Ending) -> Observed:
         queued_at=ending.queued_at,
         started_at=record.started_at if record is not None else ending.started_at,
         ended_at=record.ended_at if record is not None else time.time(),
+    )
+
+
+def lost(ending: Ending, detail: str) -> Observed:
+    """For a job of which nothing sensible can be found out."""
+    return Observed(
+        state=final_state(Reason.LOST),
+        reason=Reason.LOST,
+        detail=detail,
+        scheduler_id=ending.scheduler_id,
+        hosts=(ending.host,),
+        queued_at=ending.queued_at,
+        started_at=ending.started_at,
+        ended_at=time.time(),
+    )
+
+
+def _from_status(run_dir: Path, ending: Ending) -> ExitRecord | None:
+    """What a child's own status tells of a job that could not leave a record: it made its directory read-only, say."""
+    status = ending.status
+    if status is None or status < 0 or not os.path.isdir(run_dir):
+        return None
+    if status in _NEVER_BEGAN and not may_have_started(RunDir(run_dir)):
+        return None
+    now = time.time()
+    return ExitRecord(
+        phase="run", exit_code=status, started_at=ending.started_at or now, ended_at=now, host=ending.host
     )
 
 
@@ -95,7 +132,7 @@ def _reason(
 def _without_record(run_dir: Path, number: int | None, ending: Ending) -> tuple[Reason, str]:
     if ending.other_boot:
         return Reason.LOST, "the machine restarted while the job ran"
-    if not run_dir.is_dir():
+    if not os.path.isdir(run_dir):
         return Reason.LOST, f"the run directory {run_dir} is gone"
     if number is not None:
         return Reason.SIGNALLED, f"the job's script was ended by {_signal_name(number)}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,15 @@ from diamond.agent.machine import FULL_ERRORS
 from diamond.agent.schedulers.base import Submission
 from diamond.core.errors import StorageFull, Unavailable
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir, write_atomic
+from diamond.core.rundir import RunDir, clean, moment, read_json, whole, write_atomic
+
+log = logging.getLogger(__name__)
 
 _SPOOL = "local.json"
 _KILL = "kill.json"
+_SPOOL_BYTES = 4 * 1024 * 1024  # a submission may carry variables
+_MAX_DETAIL = 2000
+_MOST = 2**53
 NOBODY = "0 0 none\n"  # the mark of a directory that was cancelled before it could start
 
 
@@ -82,30 +88,57 @@ def save(spooled: Spooled) -> None:
 
 
 def load(run_dir: Path) -> Spooled | None:
-    """What `save` wrote in this directory; None when there is nothing (any more)."""
-    raw = _read(run_dir / _SPOOL)
+    """What `save` wrote in this directory; None when there is nothing (any more), or what no `save` wrote."""
+    raw = read_json(run_dir / _SPOOL, _SPOOL_BYTES)
     try:
+        if raw["name"] != run_dir.name:
+            return None
         return Spooled(
             submission=Submission(
-                name=str(raw["name"]),
+                name=run_dir.name,
                 run_dir=run_dir,
-                script=Path(raw["script"]),
-                cpus=int(raw["cpus"]),
-                gpus=int(raw["gpus"]),
-                gpu_type=raw["gpu_type"],
-                mem_bytes=int(raw["mem_bytes"]),
-                time_limit_s=raw["time_limit_s"],
-                warn_s=raw["warn_s"],
-                priority=int(raw["priority"]),
-                num_nodes=int(raw["num_nodes"]),
-                envs=dict(raw["envs"]),
+                script=Path(_text(raw["script"])),
+                cpus=whole(raw["cpus"], 0, _MOST),
+                gpus=whole(raw["gpus"], 0, _MOST),
+                gpu_type=None if raw["gpu_type"] is None else _text(raw["gpu_type"]),
+                mem_bytes=whole(raw["mem_bytes"], 0, _MOST),
+                time_limit_s=_seconds(raw["time_limit_s"]),
+                warn_s=_seconds(raw["warn_s"]),
+                priority=whole(raw["priority"], -_MOST, _MOST),
+                num_nodes=whole(raw["num_nodes"], 1, _MOST),
+                envs={_text(name): _text(value) for name, value in raw["envs"].items()},
             ),
-            order=int(raw["order"]),
-            oom_kills=int(raw["oom_kills"]),
-            gpus=tuple(int(index) for index in raw["assigned_gpus"]),
+            order=whole(raw["order"], 0, 2**63 - 1),
+            oom_kills=whole(raw["oom_kills"], 0, _MOST),
+            gpus=tuple(whole(index, 0, _MOST) for index in raw["assigned_gpus"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def load_all(jobs_dir: Path) -> list[Spooled]:
+    """What `save` wrote below this directory, in the order of the submissions. Raises nothing, whatever is there."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in list(jobs_dir.iterdir()):
+            try:
+                spooled = load(folder)
+            except Exception:  # one bad directory must not keep the agent from starting
+                log.exception("%s cannot be taken up", folder)
+                continue
+            if spooled is not None:
+                found.append(spooled)
+    return sorted(found, key=lambda one: (one.order, one.submission.name))
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError("not text")
+    return raw
+
+
+def _seconds(raw: object) -> float | None:
+    return None if raw is None else moment(raw)
 
 
 def with_gpus(spooled: Spooled, gpus: tuple[int, ...]) -> Spooled:
@@ -125,9 +158,10 @@ def save_cause(run_dir: Path, cause: KillCause) -> None:
 
 
 def load_cause(run_dir: Path) -> KillCause | None:
-    raw = _read(run_dir / _KILL)
+    raw = read_json(run_dir / _KILL)
     try:
-        return KillCause(reason=Reason(raw["reason"]), detail=str(raw["detail"]), at=float(raw["at"]))
+        detail = clean(_text(raw["detail"]), _MAX_DETAIL)
+        return KillCause(reason=Reason(raw["reason"]), detail=detail, at=moment(raw["at"]))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -144,11 +178,3 @@ def claim(run_dir: RunDir) -> bool:
         os.write(fd, NOBODY.encode())
     os.close(fd)
     return True
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return raw if isinstance(raw, dict) else {}

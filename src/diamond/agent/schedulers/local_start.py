@@ -21,8 +21,11 @@ def spawn(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool) -> su
     Raises:
         OSError: there is no bash, no process to be had, or no run directory.
     """
-    out = os.open(RunDir(job.run_dir).stream("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # Neither through a link nor into a pipe nobody reads: another job may have put one there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    out = os.open(RunDir(job.run_dir).stream("log"), flags, 0o600)
     try:
+        os.set_blocking(out, True)
         return subprocess.Popen(
             ["bash", str(job.script)],
             cwd=job.run_dir,

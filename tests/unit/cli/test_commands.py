@@ -1,0 +1,271 @@
+"""Commands against a client that answers what a test wants."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diamond.cli import check, endpoints, launch, logs, main, metrics, outputs, tasks
+from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage
+from diamond.core.errors import NotFound
+from diamond.core.jobs import Job
+from diamond.core.reasons import Reason
+from diamond.core.states import JobState, TaskState
+from diamond.core.tasks import Output, Task, TaskSpec
+from diamond.sdk.downloads import Download
+from diamond.sdk.metrics import Curve, Series
+
+Given = Callable[..., None]
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Sets what `client.tasks`, `client.endpoints` and the client's address are."""
+
+    def give(task: Task | None = None, url: str = "http://127.0.0.1:7421", **answers: Any) -> None:
+        def constant(value: Any) -> Callable[..., Any]:
+            return value if callable(value) else lambda *args, **options: value
+
+        group = SimpleNamespace(**{name: constant(value) for name, value in answers.items()})
+        group.resolve = lambda ref: task
+        client = SimpleNamespace(tasks=group, endpoints=group, url=url)
+
+        @contextmanager
+        def connect(**options: object) -> Iterator[Any]:
+            yield client
+
+        for module in (endpoints, logs, metrics, outputs, tasks, launch):
+            monkeypatch.setattr(module, "connect", connect)
+
+    return give
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main.main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def job(**more: Any) -> Job:
+    known: dict[str, Any] = {"id": "job_1", "task_id": "tsk_1", "attempt": 1, "endpoint": "hpc"}
+    return Job(**{**known, "state": JobState.SUCCEEDED, "run_dir": "/scratch/job_1", **more})
+
+
+def ended(**more: Any) -> Task:
+    spec = TaskSpec(run="x", outputs=("a*", "nope*"), max_duration=600, workdir="bundle:sha256:b48c" + "0" * 60)
+    known: dict[str, Any] = {"id": "tsk_1", "name": "train", "state": TaskState.SUCCEEDED, "spec": spec}
+    return Task(**{**known, "jobs": (job(),), **more})
+
+
+def test_outputs_name_what_matched_nothing(given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given(ended(), outputs=[], download=[])
+    assert call("outputs") == 0
+    err = capsys.readouterr().err
+    assert err == "no file matched: a*, nope*\n"
+    assert call("outputs", "--to", str(tmp_path)) == 1
+    assert "no file matched: a*, nope*" in capsys.readouterr().err
+    assert call("outputs", "--to", str(tmp_path), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["files"] == []
+
+
+def test_outputs_of_which_some_matched(given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    got = Download(path="a1", dest=tmp_path / "a1", size_bytes=3, fetched=True)
+    task = ended(detail="output 'nope*' matches no file")
+    given(task, outputs=[Output(path="a1", size_bytes=3, stored=True)], download=[got])
+    assert call("outputs", "--to", str(tmp_path)) == 0
+    assert "no file matched: nope*" in capsys.readouterr().err
+    given(ended(spec=TaskSpec(run="x")), outputs=[], download=[])
+    assert call("outputs", "--to", str(tmp_path)) == 0
+    assert "outputs: [model.pt" in capsys.readouterr().err
+
+
+def test_outputs_that_stayed_behind(given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given(ended(), outputs=[Output(path="a1", size_bytes=3)], download=[])
+    assert call("outputs", "--to", str(tmp_path)) == 1
+    err = capsys.readouterr().err
+    assert "1 file was kept on the endpoint (too large, or vanished): a1" in err
+    assert "hpc:/scratch/job_1/work" in err
+
+
+def test_show_has_notes_and_units(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(ended(detail="output 'nope*' matches no file"), metrics=[])
+    assert call("show") == 0
+    out = capsys.readouterr().out
+    assert "  note: output 'nope*' matches no file\n" in out
+    assert "  max_duration: 10m\n" in out
+    assert "  workdir: uploaded, sha256:b48c…\n" in out
+
+
+def test_show_says_cancelled_once_and_why_it_waits(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = (job(state=JobState.CANCELLED, reason=Reason.CANCELLED),)
+    given(ended(state=TaskState.CANCELLED, reason=Reason.CANCELLED, jobs=jobs), metrics=[])
+    assert call("show") == 0
+    assert "CANCELLED CANCELLED" not in capsys.readouterr().out
+    given(ended(state=TaskState.QUEUED, pending_reason="endpoint hpc is offline since 3m", jobs=()), metrics=[])
+    assert call("show") == 0
+    assert "  waiting: endpoint hpc is offline since 3m\n" in capsys.readouterr().out
+
+
+def test_ps_says_why(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    soon = ended(state=TaskState.PENDING, reason=Reason.LOST, next_attempt_at=time.time() + 6.5, pending_reason="stale")
+    offline = ended(state=TaskState.QUEUED, pending_reason="endpoint hpc is offline since 3m")
+    given(page=([soon, offline], None, 2))
+    assert call("ps") == 0
+    out = capsys.readouterr().out
+    assert "LOST; next attempt in 7s" in out
+    assert "endpoint hpc is offline since 3m" in out
+
+
+def test_stop_counts_in_good_english(
+    given: Given, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(tasks, "confirm", lambda question, *, yes: bool(asked.append(question)))
+    given(list=[ended(state=TaskState.RUNNING)])
+    assert call("stop", "--all") == 1
+    assert asked == ["Stop 1 task?"]
+
+
+def test_unknown_metric_points_to_a_command(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    def curve(*args: Any, **options: Any) -> Curve:
+        raise NotFound("no metric", hint="GET /api/v1/tasks/x/metrics lists what there is")
+
+    series = [Series(key="loss", stream="metrics", count=1, last_step=1, last_t=1, last_value=1)]
+    given(ended(), curve=curve, metrics=series)
+    assert call("metrics", "train", "los") == 1
+    err = capsys.readouterr().err
+    assert "did you mean 'loss'? `diamond metrics tsk_1` lists them" in err
+    assert "GET" not in err
+    assert call("metrics", "train", "sys/cpu") == 1
+    assert "`diamond metrics --util tsk_1` lists them" in capsys.readouterr().err
+
+
+def test_metrics_in_bytes_and_single_samples(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = {"key": "sys/mem_bytes", "count": 1, "points": [[3, 2048, 2048, 2048, 2048]], "non_finite": 1}
+    series = Series(key="sys/mem_bytes", stream="util", count=1, last_step=3, last_t=1, last_value=2048)
+    given(ended(), curve=Curve.of(raw), metrics=[series])
+    assert call("metrics", "train", "sys/mem_bytes") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "sys/mem_bytes  1 sample  last 2.0 KiB  min 2.0 KiB  max 2.0 KiB\n1 sample is NaN or infinite"
+    )
+    assert "3.0 KiB ┤" in out
+    assert call("metrics", "train", "--util") == 0
+    assert "2.0 KiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [(JobState.SUCCEEDED, "the task wrote nothing"), (JobState.RUNNING, "the log is empty so far")],
+)
+def test_an_empty_log_says_so_to_a_person(
+    given: Given, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, state: JobState, text: str
+) -> None:
+    given(ended(jobs=(job(state=state),)), logs=[])
+    assert call("logs") == 0
+    assert capsys.readouterr().err == ""  # a pipe gets the bytes alone
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert call("logs") == 0
+    assert capsys.readouterr().err == text + "\n"
+
+
+PLAN = {
+    "spec": {"name": "n", "run": "echo hi", "setup": "s", "workdir": "bundle:x", "max_duration": 600, "outputs": ["a"]},
+    "endpoint": "local",
+    "why": ["it is the only one"],
+    "files": {"run.sh": "echo hi\n"},
+    "envs": {"DIAMOND_JOB_ID": "JOB_ID"},
+    "script": "#!/usr/bin/env bash\n",
+}
+
+
+def test_dry_run_is_in_the_order_of_interest(given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("run: echo hi\nworkdir: .\n")
+    given(plan=PLAN)
+    assert call("launch", str(file), "--dry-run") == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["Where", "Spec", "run.sh"]
+    assert f"  workdir: {tmp_path}" in lines
+    assert "  max_duration: 10m" in lines
+    assert "DIAMOND_JOB_ID" not in out
+    assert call("launch", str(file), "--dry-run", "--show-script") == 0
+    assert "#!/usr/bin/env bash" in capsys.readouterr().out
+    assert call("launch", str(file), "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == PLAN
+
+
+def endpoint(**more: Any) -> Endpoint:
+    facts = EndpointFacts(
+        scheduler="local", scheduler_version="1", policy={"max_output_bytes": "9.313e-07 GiB", "cache_bytes": "20 GiB"}
+    )
+    usage = EndpointUsage(at=time.time() - 4.2, disk_free_bytes=1000, disk_total_bytes=2048)
+    return Endpoint(**{"id": "end_1", "name": "hpc", "online": True, "facts": facts, "usage": usage, **more})
+
+
+def test_endpoint_show_has_sizes_ages_and_no_stray_version(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(get=endpoint())
+    assert call("endpoint", "show", "hpc") == 0
+    rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:])
+    rows = {key: value.strip() for key, value in rows.items()}
+    assert rows["scheduler"] == "local"
+    assert rows["policy max_output_bytes"] == "1000 B"
+    assert rows["policy cache_bytes"] == "20 GiB"
+    assert rows["disk free"] == "1000 B of 2.0 KiB"
+    assert rows["as of"] == "4s ago"
+    assert rows["size"] == "1 node with 1 core"
+
+
+def test_endpoint_create_says_how_another_machine_gets_here(
+    given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given(create=(endpoint(), "secret"))
+    assert call("endpoint", "create", "hpc") == 0
+    out, err = capsys.readouterr()
+    assert out == "secret\n"
+    assert "login node" not in err
+    assert "On the machine that shall run the tasks:" in err
+    assert "ssh -R 7421:127.0.0.1:7421 machine" in err
+    assert "DIAMOND_ALLOW_REMOTE" in err
+    given(create=(endpoint(), "secret"), url="https://diamond.example.org")
+    assert call("endpoint", "create", "hpc", "--token-file", str(tmp_path / "t")) == 0
+    err = capsys.readouterr().err
+    assert f"1. copy the token file {tmp_path / 't'} there (it is secret)" in err
+    assert "ssh -R" not in err
+    assert (tmp_path / "t").read_text() == "secret"
+
+
+def test_endpoint_list_is_endpoint_ls(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(list=[endpoint()])
+    assert call("endpoint", "ls") == 0
+    listed = capsys.readouterr().out
+    assert call("endpoint", "list") == 0
+    assert capsys.readouterr().out == listed
+
+
+def test_check_warns_of_endpoints(given: Given) -> None:
+    broken = "policy.toml was changed but not accepted, the old rules hold: max_nodes"
+    found = [
+        endpoint(name="good"),
+        endpoint(name="warned", usage=EndpointUsage(warnings=(broken,))),
+        endpoint(name="away", online=False, last_seen_at=time.time() - 185),
+        endpoint(name="new", online=False, last_seen_at=None),
+        endpoint(name="local", online=False, last_seen_at=time.time() - 185),
+    ]
+    client = SimpleNamespace(endpoints=SimpleNamespace(list=lambda: found))
+    good, warned, away, new, local = check._endpoints(client)  # type: ignore[arg-type]
+    assert (good.status, good.detail) == ("ok", "online")
+    assert warned.status == "warn"
+    assert broken in warned.detail
+    assert "policy.toml" in warned.mend
+    assert (away.status, away.detail) == ("warn", "offline since 3m")
+    assert (new.status, new.detail) == ("warn", "its agent never connected")
+    assert (local.status, local.mend) == ("fail", "diamond up -d")
