@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from testing import postgres
 from testing.postgres import free_port
 from testing.service import Service
 from testing.waiting import eventually
@@ -161,21 +162,23 @@ def test_why_a_task_waits_is_said_while_following(service: Service, tmp_path: Pa
         [sys.executable, "-m", "diamond.cli", "launch", str(path), "--cpus", cpus, "--name", "waiter"],
         env=service.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stderr is not None
-    while "waiting" not in (line := process.stderr.readline()):
-        assert line
-    assert "CPU cores" in line
-    assert "waiting for" in run(service, "ps")
-    assert "waiting for" in run(service, "queue")
-    assert "waiting for" in run(service, "show", "waiter")
-    run(service, "stop", "waiter", "blocker")
-    process.communicate(timeout=30)
+    try:
+        assert process.stderr is not None
+        while "CPU cores" not in (line := process.stderr.readline()):  # the agent first says: a free slot
+            assert line
+        assert "QUEUED waiter · on local · waiting for" in line
+        assert "CPU cores" in run(service, "ps")
+        assert "CPU cores" in run(service, "queue")
+        assert "CPU cores" in run(service, "show", "waiter")
+    finally:
+        run(service, "stop", "waiter", "blocker")
+        process.communicate(timeout=30)
     assert process.returncode == 3
 
 
 def test_unknown_metric_and_ambiguous_id(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "measured.yaml"
-    path.write_text('run: echo \'{"step":1,"t":1.0,"loss":0.5}\' >> $DIAMOND_METRICS_FILE\n')
+    path.write_text('run: |\n  echo \'{"step":1,"t":1.0,"loss":0.5}\' >> "$DIAMOND_METRICS_FILE"\n')
     run(service, "launch", str(path))
     run(service, "launch", str(path))
     refused = run(service, "metrics", "measured", "lost", code=1)
@@ -319,6 +322,29 @@ def test_up_and_down(tmp_path: Path) -> None:
         service.stop()
 
 
+@pytest.mark.postgres
+@pytest.mark.skipif(postgres.why_not() is not None, reason=str(postgres.why_not()))
+def test_backup_and_restore_with_postgres(tmp_path: Path) -> None:
+    """Saved from PostgreSQL and restored into it, named on the command line."""
+    with postgres.running_server() as database:
+        service = Service(tmp_path / "home")
+        option = ("--database-url", database)
+        try:
+            run(service, "up", "-d", "--port", str(service.port), *option)
+            (tmp_path / "t.yaml").write_text("name: kept\nrun: echo one\n")
+            run(service, "launch", str(tmp_path / "t.yaml"))
+            assert "is no" in run(service, "backup", str(tmp_path / "wrong.tar"), code=1)  # not in SQLite
+            assert "Saved 1 task " in run(service, "backup", str(tmp_path / "b.tar"), *option)
+            run(service, "down")
+            run(service, "restore", str(tmp_path / "b.tar"), "-y", *option)
+            run(service, "up", "-d", "--port", str(service.port), *option)
+            assert run(service, "logs", "kept") == "one\n"
+            assert not (service.home.server / "diamond.db").exists()
+        finally:
+            service.diamond("down")
+            service.stop()
+
+
 def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     service = Service(tmp_path / "home")
@@ -329,8 +355,11 @@ def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        eventually(lambda: run_json(service, "ps")["tasks"], within_s=60, what="the task was launched")
-        eventually(lambda: run_json(service, "show")["state"] == "RUNNING", within_s=30, what="it runs")
+        # Before the service is up this answers with an error, which has no state.
+        show = ("show", "burgers-fno", "--json")
+        eventually(
+            lambda: json.loads(service.diamond(*show).stdout).get("state") == "RUNNING", within_s=60, every_s=0.3
+        )
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in front
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 0, out
@@ -340,7 +369,9 @@ def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
         assert "next:" not in out
         assert run_json(service, "show")["state"] == "RUNNING"
     finally:
-        service.diamond("stop", "--all", "-y")
-        eventually(lambda: not run_json(service, "ps")["tasks"], what="it has stopped")
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        if service.diamond("stop", "--all", "-y").returncode == 0:
+            eventually(lambda: not run_json(service, "ps")["tasks"], what="it has stopped")
         service.diamond("down")
         service.stop()

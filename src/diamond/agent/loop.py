@@ -208,6 +208,7 @@ class Loop:
     def _accept(self) -> None:
         if not self._to_accept or time.monotonic() < self._held_until:
             return
+        self._refresh_policy()  # an edit holds for the very next job
         records: list[Record] = []
         jobs: list[Tracked] = []
         known = self._scheduler.observe()
@@ -253,6 +254,12 @@ class Loop:
         for job in jobs:
             if job.phase == Phase.SUBMITTED and job.is_cancelled:
                 self._cancel(job)
+
+    def _refresh_policy(self) -> None:
+        if self._policy.refresh():
+            log.info("policy.toml changed")
+            self._session.greet_again()
+            self._table.on_news()  # the reporter is the first to be free for it
 
     def _reject_unread(self, order: JobOrder, detail: str) -> None:
         if self._table.get(order.job_id) is None:
@@ -409,10 +416,7 @@ class Loop:
         if now < self._tidy_at:
             return
         self._tidy_at = now + _TIDY_EVERY_S
-        if self._policy.refresh():
-            log.info("policy.toml changed: %s", self._policy.policy.describe())
-            self._session.greet_again()
-            self._table.on_news()  # the reporter is the first to be free for it
+        self._refresh_policy()
         self._write([])
         if not self._unwritten and now >= self._held_until and not self._to_accept and not self._ready:
             self._storage_problem = ""

@@ -6,6 +6,7 @@ the old rules in force and shows as a warning: an editor's slip must not open th
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from diamond.core.errors import InstallationProblem, InvalidInput
 from diamond.core.resources import Resources, parse_memory
 from diamond.core.wire import JobOrder
 
+log = logging.getLogger(__name__)
 _GIB = 1024**3
 
 
@@ -136,6 +138,7 @@ class PolicyFile:
             policy = self._load()
         except (InvalidInput, OSError, ValueError) as error:
             self.warning = f"policy.toml was changed but not accepted, the old rules hold: {str(error).splitlines()[0]}"
+            log.warning("%s", self.warning)
             return False
         self.warning = ""
         changed, self.policy = policy != self.policy, policy

@@ -131,7 +131,7 @@ def _already_running(home: Home, running: dict[str, Any], where: Where, as_json:
         port = urlsplit(running["url"]).port
         kept = f"its port was not changed; it is {port}" if where.port not in (None, port) else "nothing was changed"
         options = " ".join(ignored)
-        say(f"  {kept}. To use {options}:  diamond down && diamond up -d {options}")
+        say(f"  {kept}. To use {options}:  {program()} down && {program()} up -d {options}")
 
 
 def _up_detached(home: Home, where: Where, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
 from diamond.core.tasks import Output, Task
 from diamond.sdk import bundles as sdk_bundles
-from diamond.sdk import downloads, follow
+from diamond.sdk import follow
 from diamond.sdk.client import Client
 from diamond.sdk.follow import AttemptEnded, LinkChange, LogChunk, MetricPoint, StateChange
 
@@ -448,4 +448,3 @@ def test_constants_fit_the_contract() -> None:
     assert sdk_bundles.PACK_BYTES <= 8 * 1024 * 1024
     assert sdk_bundles.SMALL_BYTES == 256 * 1024
     assert follow.CHUNK_BYTES <= 8 * 1024 * 1024
-    assert downloads.Downloader
