@@ -48,7 +48,10 @@ def wait_finished(service: Service, count: int, within_s: float = 900) -> None:
         time.sleep(0.05)
 
 
-def measure_throughput(bench: Bench, service: Service, count: int, quick: bool) -> None:
+def measure_throughput(bench: Bench, service: Service, count: int, quick: bool) -> float:
+    """Returns the server's resident memory in MiB after the first `count` tasks."""
+    assert service.server is not None
+    memory: list[float] = []
     width = int(machine()["cores"])
     repetitions = 1 if quick else 3
     rates, submits, floors = [], [], []
@@ -59,6 +62,7 @@ def measure_throughput(bench: Bench, service: Service, count: int, quick: bool) 
         done += count
         wait_finished(service, done)
         rates.append(count / (time.perf_counter() - began))
+        memory.append(rss_mib(service.server.pid))
         floors.append(peers.popen_rate(count, width))
     parsl = peers.parsl_rates(count, width)
     ray = peers.ray_rates(5 if quick else 40, width)
@@ -71,6 +75,7 @@ def measure_throughput(bench: Bench, service: Service, count: int, quick: bool) 
     bench.add("submit p95", percentile(submits, 0.95), "ms", "lower")
     note = f"{count} tasks of `true`, {width} at a time; Ray Jobs measured over fewer tasks"
     bench.add("tasks finished", median(rates), "1/s", "higher", aim=50, peer=rate_peers, runs=rates, note=note)
+    return memory[0]
 
 
 def _few(values: list[float]) -> list[float]:
@@ -158,7 +163,8 @@ def _timed(argv: list[str]) -> float:
 
 
 def submit_many(service: Service, count: int) -> None:
-    threads = [threading.Thread(target=submit, args=(service, count // 4)) for _ in range(4)]
+    shares = [count // 4 + (number < count % 4) for number in range(4)]
+    threads = [threading.Thread(target=submit, args=(service, share)) for share in shares]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,21 +180,18 @@ def main() -> int:
         assert service.server is not None
         assert service.agent is not None
         memory = {0: rss_mib(service.server.pid)}
-        measure_throughput(bench, service, count, chosen.quick)
-        done = finished(service)
-        memory[done] = rss_mib(service.server.pid)
+        memory[count] = measure_throughput(bench, service, count, chosen.quick)
         measure_cli(bench, service, 3 if chosen.quick else 10)
         measure_log_lag(bench, service, 3 if chosen.quick else 15)
         measure_curve(bench, service)
         done = finished(service)
         submit_many(service, grow - done)
-        total = done + (grow - done) // 4 * 4
-        wait_finished(service, total)
-        memory[total] = rss_mib(service.server.pid)
-        measure_lists(bench, service, total)
+        wait_finished(service, grow)
+        memory[grow] = rss_mib(service.server.pid)
+        measure_lists(bench, service, grow)
         for tasks, mib in memory.items():
             bench.add(f"server RSS at {tasks} tasks", mib, "MiB", "lower", aim=200)
-        bench.add(f"agent RSS at {total} tasks", rss_mib(service.agent.pid), "MiB", "lower")
+        bench.add(f"agent RSS at {grow} tasks", rss_mib(service.agent.pid), "MiB", "lower")
     return bench.finish(chosen)
 
 

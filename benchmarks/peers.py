@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
+
+# Parsl starts programs that pip installed beside this interpreter.
+os.environ["PATH"] = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")
+# Its workers import the function they are given by the name of this module.
+os.environ["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def popen_rate(count: int, width: int) -> float:
@@ -43,19 +49,21 @@ def parsl_rates(count: int, width: int) -> tuple[float, float] | None:
     def task() -> str:
         return "true"
 
-    task().result()  # the workers are up
-    submits = []
-    began = time.perf_counter()
-    futures = []
-    for _ in range(count):
-        start = time.perf_counter()
-        futures.append(task())
-        submits.append((time.perf_counter() - start) * 1e3)
-    for future in futures:
-        future.result()
-    rate = count / (time.perf_counter() - began)
-    parsl.dfk().cleanup()
-    parsl.clear()
+    try:
+        task().result(timeout=60)  # the workers are up
+        submits = []
+        began = time.perf_counter()
+        futures = []
+        for _ in range(count):
+            start = time.perf_counter()
+            futures.append(task())
+            submits.append((time.perf_counter() - start) * 1e3)
+        for future in futures:
+            future.result(timeout=120)
+        rate = count / (time.perf_counter() - began)
+    finally:
+        parsl.dfk().cleanup()
+        parsl.clear()
     return sorted(submits)[len(submits) // 2], rate
 
 
