@@ -11,7 +11,7 @@ from diamond.cli.describe import metric_rank, next_text, note_lines, reason_line
 from diamond.cli.session import confirm, connect, emit, leave, say, show_error, task_json
 from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, InvalidInput
-from diamond.core.states import TaskState
+from diamond.core.states import TaskState, parse_task_states
 from diamond.core.tasks import Task
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ LIVE = tuple(state for state in TaskState if not state.is_final)
 
 
 def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_json: bool) -> None:
-    wanted = _states(states) or (() if everything or name else LIVE)
+    wanted = parse_task_states(",".join(states), "--state") or (() if everything or name else LIVE)
     with connect() as client:
         tasks, cursor, total = client.tasks.page(states=wanted, name=name, limit=min(limit, 1000))
         while cursor and len(tasks) < limit:
@@ -55,22 +55,6 @@ def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_
     render.print_table(heads, rows_shown, flexible={"NAME": 10, "WHY": 24}, droppable=droppable)
     if total > len(tasks):
         say(f"{len(tasks)} of {total}; more with --limit {total}")
-
-
-def _states(words: list[str]) -> tuple[TaskState, ...]:
-    found = []
-    for word in ",".join(words).split(","):
-        if not word.strip():
-            continue
-        try:
-            found.append(TaskState(word.strip().upper()))
-        except ValueError:
-            raise InvalidInput(
-                f"{word.strip()[:40]!r} is not a state of a task",
-                hint=f"states: {', '.join(TaskState)}",
-                field="--state",
-            ) from None
-    return tuple(found)
 
 
 def _why(task: Task) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from diamond.core.errors import InvalidInput
+
 
 class TaskState(StrEnum):
     PENDING = "PENDING"  # wanted; no job yet, or waiting for its next attempt
@@ -21,6 +23,23 @@ class TaskState(StrEnum):
     @property
     def is_final(self) -> bool:
         return self in FINAL_TASK_STATES
+
+
+def parse_task_states(text: str, field: str) -> list[TaskState]:
+    """States from ``RUNNING,queued``.
+
+    Raises:
+        InvalidInput: naming `field` and the valid states.
+    """
+    found = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(TaskState(word.upper()))
+        except ValueError:
+            raise InvalidInput(
+                f"{word[:40]!r} is not a state of a task", hint=f"states: {', '.join(TaskState)}", field=field
+            ) from None
+    return found
 
 
 FINAL_TASK_STATES = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from diamond.core.codec import encode
 from diamond.core.errors import IdempotencyMismatch, InvalidInput, NotFound, StorageFull, TooLarge
-from diamond.core.states import TaskState
+from diamond.core.states import parse_task_states
 from diamond.core.tasks import Task
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
@@ -82,26 +82,16 @@ def list_tasks(
     cursor: Annotated[str | None, Query(max_length=60, description="`next_cursor` of the page before.")] = None,
 ) -> Response:
     page, next_cursor, total = tasks.list_tasks(
-        ctx, user, states=_states(state), name=name, limit=limit, cursor=cursor, id_prefix=id_prefix
+        ctx,
+        user,
+        states=parse_task_states(state or "", "state"),
+        name=name,
+        limit=limit,
+        cursor=cursor,
+        id_prefix=id_prefix,
     )
     rows = [{key: value for key, value in encode(task).items() if key not in _DETAIL} for task in page]
     return Json({"tasks": rows, "next_cursor": next_cursor, "total": total})
-
-
-def _states(text: str | None) -> list[TaskState]:
-    found = []
-    for word in (text or "").split(","):
-        if not word.strip():
-            continue
-        try:
-            found.append(TaskState(word.strip().upper()))
-        except ValueError:
-            raise InvalidInput(
-                f"{word.strip()[:40]!r} is not a state of a task",
-                hint=f"states: {', '.join(TaskState)}",
-                field="state",
-            ) from None
-    return found
 
 
 @router.get(
