@@ -15,7 +15,6 @@ from diamond.cli.session import leave, say
 from diamond.core.errors import InvalidInput
 from diamond.core.home import Home
 
-HELD_ELSEWHERE = 4  # the agent's exit code when another agent holds this home's lock
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
 SETTLED_S = 60.0  # alive so long, its next death starts the delays anew
@@ -101,7 +100,7 @@ class Supervisor:
                 code = -1
             if code is None:
                 return
-            if code == HELD_ELSEWHERE or locks.holder(self._folder / "agent.lock") is not None:
+            if locks.holder(self._folder / "agent.lock") is not None:
                 if end_left_over_agent(self._folder, unless_for=self._url):
                     continue
                 say("an agent for this machine runs already; leaving it be")

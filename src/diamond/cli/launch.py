@@ -64,11 +64,8 @@ def launch(
     *,
     detach: bool,
     dry_run: bool,
-    show_script: bool = False,
     as_json: bool,
 ) -> None:
-    if show_script and not dry_run:
-        raise InvalidInput("is about --dry-run", hint="give both, or look at job.sh later", field="--show-script")
     spec = read(file, env, changes)
     with connect(patient=True) as client:
         if dry_run:
@@ -76,7 +73,7 @@ def launch(
                 plan = client.tasks.plan(spec, scan_progress=scanning)
             # For people the paths they wrote: nothing has been uploaded.
             local = {"workdir": spec.workdir, "file_mounts": spec.file_mounts}
-            emit(plan) if as_json else show_plan(plan, local, with_script=show_script)
+            emit(plan) if as_json else show_plan(plan, local)
             return
         with progress_bar("Reading files") as scanning, progress_bar("Uploading") as sending:
             task = client.tasks.create(spec, progress=sending, scan_progress=scanning)
@@ -183,8 +180,24 @@ def _launched(client: Client, task_id: str, name: str) -> None:
     say(f"  stop it:    {program()} stop {task_id}")
 
 
-def show_plan(plan: dict[str, Any], local: dict[str, Any], *, with_script: bool = False) -> None:
-    """A dry run for people: where, why, and what would run. `local`: fields of the spec as this machine has them."""
+def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
+    """A dry run for people. `local`: fields of the spec as this machine has them.
+
+    The long parts come first, so that where and why stand at the end, where a terminal shows them.
+    """
+    if plan.get("script"):
+        _head("Job script")
+        _print_text(plan["script"])
+    if plan.get("envs"):
+        _head("Environment")
+        for key, value in plan["envs"].items():
+            print(f"  {render.clean(key)}={render.clean(value)}")
+    for name, text in (plan.get("files") or {}).items():
+        _head(render.clean(name))
+        _print_text(text)
+    _head("Spec")
+    for line in spec_text.lines((plan.get("spec") or {}) | local, without=("run", "setup")):
+        print(f"  {line}")
     endpoint = plan.get("endpoint")
     _head("Where")
     print(f"  {render.clean(endpoint) if endpoint else 'nowhere at present'}")
@@ -192,23 +205,6 @@ def show_plan(plan: dict[str, Any], local: dict[str, Any], *, with_script: bool 
         print(f"  - {render.clean(sentence)}")
     for name, why in (plan.get("others") or {}).items():
         print(f"  - not {render.clean(name)}: {render.clean(why)}")
-    _head("Spec")
-    for line in spec_text.lines((plan.get("spec") or {}) | local, without=("run", "setup")):
-        print(f"  {line}")
-    for name, text in (plan.get("files") or {}).items():
-        _head(render.clean(name))
-        _print_text(text)
-    if not with_script:
-        if plan.get("script"):
-            say("The job script around them: --show-script")
-        return
-    if plan.get("envs"):
-        _head("Environment")
-        for key, value in plan["envs"].items():
-            print(f"  {render.clean(key)}={render.clean(value)}")
-    if plan.get("script"):
-        _head("Job script")
-        _print_text(plan["script"])
 
 
 def _head(title: str) -> None:

@@ -42,9 +42,6 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run where, and why; launch nothing.")
     ] = False,
-    show_script: Annotated[
-        bool, typer.Option("--show-script", help="With --dry-run: also the generated job script.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Launch a task and follow it. Ctrl-C stops following, not the task."""
@@ -62,7 +59,7 @@ def launch(
         memory=memory,
         gpus=gpus,
     )
-    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, show_script=show_script, as_json=json)
+    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, as_json=json)
 
 
 def ps(

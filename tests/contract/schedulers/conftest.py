@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from diamond.agent.schedulers.local import LocalScheduler
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir
 from diamond.core.scripts import ScriptPlan, env_file, job_script
 from diamond.core.states import JobState
+from testing import waiting
 
 DEADLINE_S = 20.0
 GRACE_S = 1.0
@@ -26,12 +26,7 @@ GRACE_S = 1.0
 
 def eventually(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
     """Wait until the condition holds; its value."""
-    until = time.monotonic() + deadline_s
-    while time.monotonic() < until:
-        if value := condition():
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"not within {deadline_s:g} s: {what}")
+    return waiting.eventually(condition, within_s=deadline_s, every_s=0.01, what=what)
 
 
 def is_alive(pid: int) -> bool:

@@ -186,19 +186,22 @@ PLAN = {
 }
 
 
-def test_dry_run_is_in_the_order_of_interest(given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dry_run_shows_the_script_and_ends_with_where_and_why(
+    given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "t.yaml"
     file.write_text("run: echo hi\nworkdir: .\n")
     given(plan=PLAN)
     assert call("launch", str(file), "--dry-run") == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == ["Where", "Spec", "run.sh"]
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "Job script", "Environment", "run.sh", "Spec", "Where",
+    ]  # fmt: skip
     assert f"  workdir: {tmp_path}" in lines
     assert "  max_duration: 10m" in lines
-    assert "DIAMOND_JOB_ID" not in out
-    assert call("launch", str(file), "--dry-run", "--show-script") == 0
-    assert "#!/usr/bin/env bash" in capsys.readouterr().out
+    assert "#!/usr/bin/env bash" in out
+    assert "DIAMOND_JOB_ID" in out
     assert call("launch", str(file), "--dry-run", "--json") == 0
     assert json.loads(capsys.readouterr().out) == PLAN
 

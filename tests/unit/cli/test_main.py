@@ -100,7 +100,6 @@ def test_wrong_use_is_2(no_server: Path, capsys: pytest.CaptureFixture[str]) -> 
         ["launch", "t.yaml", "--env", "NOT_SET_ANYWHERE"],
         ["launch", "t.yaml", "--env", "1X=2"],
         ["launch", "t.yaml", "--cpus", "lots"],
-        ["launch", "t.yaml", "--show-script"],
         ["endpoint", "create", "x", "--token-file", "no/such/folder/t"],
         ["backup", "no/such/folder/b.tar"],
     ],

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from diamond.core.errors import Conflict, InvalidInput, TooLarge
 from diamond.core.home import Home
 from diamond.sdk import folders
+from testing.dying import finish, in_child
 
 
 @pytest.fixture
@@ -146,12 +148,23 @@ def test_unusual_but_valid_names_are_taken(work: Path, home: Home) -> None:
     assert names(work, home) == wanted
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_unreadable_file_is_named(work: Path, home: Home) -> None:
-    put(work, {"closed": "x"})
-    (work / "closed").chmod(0)
-    with pytest.raises(InvalidInput, match="closed cannot be read"):
-        folders.scan(work, home=home)
+def test_unreadable_file_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # unlike tmp_path, one that others may enter
+        work = Path(folder) / "work"
+        put(work, {"closed": "x"})
+        (work / "closed").chmod(0)
+        for path in (work, work.parent):
+            path.chmod(0o755)
+
+        def scan() -> None:
+            if os.geteuid() == 0:  # root reads everything
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            with pytest.raises(InvalidInput, match="closed cannot be read"):
+                folders.scan(work, home=Home(Path(folder) / "home"))
+
+        finish([in_child(scan)])
 
 
 def test_change_while_reading_is_noticed(work: Path, home: Home) -> None:

@@ -120,13 +120,17 @@ def _rescue(ctx: Context) -> int:
 
     A job that an agent may know of stays: only that agent can say that it does not run.
     """
+    untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None))
+    with ctx.db.read() as session:  # nearly always there is nothing to do, and writers queue
+        silent = [row.id for row in _endpoints(session) if not is_online(row.last_seen_at, ctx.clock())]
+        if (
+            not silent
+            or not session.scalars(sa.select(JobRow.id).where(JobRow.endpoint_id.in_(silent), *untold).limit(1)).all()
+        ):
+            return 0
     with ctx.db.write() as session:
         rows = _endpoints(session, lock=True)
         candidates = [_candidate(ctx, row) for row in rows]
-        silent = [row.id for row, candidate in zip(rows, candidates, strict=True) if not candidate.online]
-        if not silent:
-            return 0
-        untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None))
         found = session.execute(
             sa.select(JobRow, TaskRow)
             .join(TaskRow, TaskRow.id == JobRow.task_id)
