@@ -5,6 +5,7 @@ Processes are started with the same entry points a user's `diamond up` uses. Onl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from types import TracebackType
 
 import httpx
 
+from diamond.agent.processes import is_running
 from diamond.core.home import ClientConfig, Home
+from diamond.core.rundir import RunDir, read_process_mark
 from diamond.sdk.client import Client
 from testing.postgres import free_port
 from testing.waiting import eventually
@@ -129,10 +132,9 @@ class Service:
 
     def _end_jobs(self) -> None:
         """Jobs outlive agents by design; in a test nothing may outlive the test."""
-        for mark in self.home.agent("local").glob("jobs/*/started"):
-            try:
-                pid = int(mark.read_text().split()[0])
-                if os.getsid(pid) == pid:
-                    os.killpg(pid, signal.SIGKILL)
-            except (OSError, ValueError, IndexError):
-                continue
+        for folder in self.home.agent("local").glob("jobs/*"):
+            mark = read_process_mark(RunDir(folder))
+            # Neither a mark of nobody (0: cancelled before the start) nor a number that has a new owner.
+            if mark is not None and mark.pid > 1 and is_running(mark.pid, mark.start_ticks):
+                with contextlib.suppress(OSError):
+                    os.killpg(mark.pid, signal.SIGKILL)

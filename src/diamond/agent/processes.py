@@ -87,7 +87,12 @@ def scan() -> list[Process]:
 
 
 def members(leader: int, table: Iterable[Process]) -> list[Process]:
-    """The processes of a job: its leader's session, and everything descended from a process of it."""
+    """The processes of a job: its leader's session, and everything descended from a process of it.
+
+    Number 0 is nobody's and 1 everybody's ancestor: whoever passes them does not know the leader, and gets no one.
+    """
+    if leader <= 1:
+        return []
     table = list(table)
     inside = {process.pid for process in table if process.session == leader or process.pid == leader}
     if not inside:

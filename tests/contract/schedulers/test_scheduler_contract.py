@@ -335,7 +335,7 @@ time.sleep(3.5)'"""
 
     def test_a_job_from_before_a_reboot_is_lost(self, bench: Any) -> None:
         job = bench.prepare("true")
-        RunDir(job.run_dir).started.write_text("1 1 another-boot\n")
+        RunDir(job.run_dir).started.write_text("4711 1 another-boot\n")
         bench.scheduler.submit(job)
         seen = bench.result(job)
         assert seen.reason == Reason.LOST

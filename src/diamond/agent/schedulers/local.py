@@ -218,8 +218,8 @@ class LocalScheduler:
         if mark is None and tries < _SETTLE_TRIES and read_exit(run_dir) is None:
             # Made but not yet filled: the script is between two system calls.
             self._timers.add(_SETTLE_S, lambda: self._adopt(job, tries + 1), job)
-        elif mark is None or mark.pid == 0 or mark.boot_id != self._boot_id:
-            self._conclude(job, other_boot=mark is not None and mark.pid != 0)
+        elif mark is None or mark.pid <= 1 or mark.boot_id != self._boot_id:
+            self._conclude(job, other_boot=mark is not None and mark.pid > 1)
         elif not self._watch(job, mark):
             self._conclude(job)
 
