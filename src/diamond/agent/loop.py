@@ -360,7 +360,7 @@ class Loop:
             report = report_of(job, seen)
             if not seen.state.is_final:
                 self._table.set_report(job, report)
-            elif job.order.spec.outputs and seen.started_at is not None:
+            elif job.order.spec.outputs and seen.started_at is not None and report.reason != Reason.CONTINUED:
                 job.phase = Phase.COLLECTING
                 self._table.set_report(job, finishing(report))
                 self._collecting.submit(self._collect, job, seen)
@@ -370,7 +370,7 @@ class Loop:
 
     def _collect(self, job: Tracked, seen: Observed) -> None:
         outputs: tuple[Output, ...] = ()
-        work = RunDir(job.run_dir).work
+        work = RunDir(job.run_dir).work_root
         try:
             limit = self._policy.policy.max_output_bytes
             outputs, notes = self._collector.collect(work, job.order.spec.outputs, limit)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from diamond.core.rundir import RunDir
+
 log = logging.getLogger(__name__)
 
 _MAX_PROBLEMS = 1000
@@ -21,13 +23,20 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CL
 
 
 def remove_old(jobs_dir: Path, kept: set[str], older_than_s: float) -> None:
-    """Remove run directories that are not `kept` and have not changed for so long."""
+    """Remove run directories that are not `kept`, have not changed for so long, and hold nothing a kept one needs."""
     oldest = time.time() - older_than_s
+    old: list[Path] = []
+    needed: set[Path] = set()
     with contextlib.suppress(OSError):
         for folder in list(jobs_dir.iterdir()):
             with contextlib.suppress(OSError):
                 if folder.name not in kept and os.lstat(folder).st_mtime < oldest:
-                    remove(folder)
+                    old.append(folder)
+                else:
+                    needed.add(RunDir(folder).work_root.parent)  # of the first job of its chain
+    for folder in old:
+        if folder not in needed:
+            remove(folder)
 
 
 def remove(folder: Path) -> bool:

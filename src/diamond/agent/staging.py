@@ -26,6 +26,7 @@ from diamond.agent.run_dirs import remove
 from diamond.core.bundles import BundleFile, Manifest, check_relative_path, digest_of_ref, is_bundle_ref
 from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, DigestMismatch, InvalidInput, Unauthenticated
+from diamond.core.ids import is_id
 from diamond.core.reasons import Reason
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir
 from diamond.core.scripts import ScriptPlan, env_file, job_envs, job_script
@@ -90,8 +91,10 @@ def place(bundles: dict[str, Manifest]) -> list[Placed]:
 class Stager:
     """Thread-safe: jobs may be staged side by side."""
 
-    def __init__(self, *, cache: Cache, stop: threading.Event) -> None:
+    def __init__(self, *, cache: Cache, stop: threading.Event, scheduler: str = "local") -> None:
+        """`scheduler` is the name of the one that will run the scripts."""
         self._cache = cache
+        self._scheduler = scheduler
         self._stop = stop
         self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="download")
         launcher = importlib.resources.files("diamond").joinpath("train/launch.py")
@@ -113,10 +116,14 @@ class Stager:
             remove(path)
             run_dir = RunDir(path)
             path.mkdir(parents=True, mode=0o700)
-            run_dir.work.mkdir(mode=0o700)
-            if order.spec.bundle_refs:
-                self._bring_files(order, run_dir, is_cancelled)
-            self._write_scripts(order, run_dir)
+            previous = _previous(order, path)
+            if previous is not None:
+                run_dir.link_work(previous.work_root)
+            else:
+                run_dir.work.mkdir(mode=0o700)
+                if order.spec.bundle_refs:
+                    self._bring_files(order, run_dir, is_cancelled)
+            self._write_scripts(order, run_dir, previous)
         except OSError as error:
             where = error.filename or path
             if error.errno in FULL_ERRORS:
@@ -203,7 +210,7 @@ class Stager:
 
     # Diamond's own files
 
-    def _write_scripts(self, order: JobOrder, run_dir: RunDir) -> None:
+    def _write_scripts(self, order: JobOrder, run_dir: RunDir, previous: RunDir | None) -> None:
         spec = order.spec
         envs = job_envs(
             task_id=order.task_id,
@@ -219,6 +226,11 @@ class Stager:
             ranks_per_node=spec.ranks_per_node,
             has_setup=bool(spec.setup),
             launcher_python=sys.executable,
+            scheduler=self._scheduler,
+            num_nodes=spec.num_nodes,
+            chained=order.chained,
+            previous=str(previous.path) if previous is not None else "",
+            modules=spec.slurm.modules if self._scheduler == "slurm" else (),
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
         if spec.setup:
@@ -226,12 +238,20 @@ class Stager:
         _write(run_dir.run, spec.run.encode())
         _write(run_dir.env, env_file(envs))
         _write(run_dir.script, job_script(plan).encode())
-        if spec.ranks_per_node > 1:
+        if spec.ranks_per_node > 1 or self._scheduler == "slurm":
             if not self._launcher:
                 raise StagingFailed(Reason.LAUNCH_FAILED, "diamond/train/launch.py is missing from this installation")
             _write(run_dir.launcher, self._launcher)
         _write(run_dir.exit_room, b" " * EXIT_ROOM_BYTES)
         _write(run_dir.stream("log"), b"")
+
+
+def _previous(order: JobOrder, path: Path) -> RunDir | None:
+    """The run directory to go on in; None for a first job, and when nothing is left of the one before."""
+    if not order.continues or not is_id(order.continues, "job"):
+        return None
+    found = RunDir(path.parent / order.continues)
+    return found if found.work_root.is_dir() else None
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -6,6 +6,7 @@ acknowledged its final state.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from diamond.agent.schedulers.base import Observed, Submission, final_state
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir, clean, moment, whole
+from diamond.core.rundir import RunDir, clean, moment, read_exit, whole
 from diamond.core.states import Desired, JobState
 from diamond.core.wire import JobOrder, JobReport
 
@@ -160,21 +161,39 @@ class JobTable:
 
 def report_of(job: Tracked, seen: Observed) -> JobReport:
     """What the scheduler says, in the words of the wire."""
+    state, reason, detail = seen.state, seen.reason, seen.detail
+    if reason is not None and (chained := _chain_reason(job, reason)) is not None:
+        reason, detail = chained
+        state = final_state(reason)
     return JobReport(
         job_id=job.job_id,
-        state=seen.state,
-        reason=seen.reason,
-        detail=seen.detail[:MAX_DETAIL],
+        state=state,
+        reason=reason,
+        detail=detail[:MAX_DETAIL],
         exit_code=seen.exit_code,
         signal=seen.signal,
         scheduler_id=seen.scheduler_id,
         hosts=seen.hosts,
         run_dir=str(job.run_dir),
         pending_reason=seen.pending_reason,
+        partition=seen.partition,
+        expected_start_at=seen.expected_start_at,
         queued_at=seen.queued_at,
         started_at=seen.started_at,
         ended_at=seen.ended_at,
     )
+
+
+def _chain_reason(job: Tracked, reason: Reason) -> tuple[Reason, str] | None:
+    """How a link of a chain ended, where that differs from what its exit status alone says."""
+    run_dir = RunDir(job.run_dir)
+    if job.order.continues and os.path.lexists(run_dir.not_needed):
+        return Reason.CANCELLED, "not needed: the job before it finished the task"
+    if job.order.chained and reason in (Reason.COMPLETED, Reason.EXIT_NONZERO, Reason.SIGNALLED):
+        record = read_exit(run_dir)
+        if record is not None and record.more:
+            return Reason.CONTINUED, "its state is saved; it goes on in the next job"
+    return None
 
 
 def finishing(report: JobReport) -> JobReport:
@@ -234,9 +253,13 @@ def submission_of(job: Tracked, time_limit_s: int | None) -> Submission:
         script=RunDir(job.run_dir).script,
         cpus=needs.cpus_min,
         gpus=needs.gpus,
-        gpu_type=needs.gpu_type,
+        gpu_type=job.order.gpu_type or needs.gpu_type,
         mem_bytes=needs.mem_bytes_min,
         time_limit_s=time_limit_s,
         priority=spec.priority,
         num_nodes=spec.num_nodes,
+        warn_s=spec.slurm.warning,
+        partition=job.order.partition,
+        after=job.order.after,
+        slurm=spec.slurm,
     )

@@ -15,6 +15,55 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeGroup:
+    """Nodes of one kind in a partition. `count` includes `unusable` ones (down, drained)."""
+
+    count: int
+    cpus: int
+    mem_bytes: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    features: tuple[str, ...] = ()
+    unusable: int = 0
+    nodes: str = ""  # as the scheduler writes it: c[1-2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A queue of a batch scheduler and what it allows. None means no limit of its own."""
+
+    name: str
+    is_default: bool = False
+    is_up: bool = True
+    is_hidden: bool = False
+    is_preemptible: bool = False
+    max_walltime_s: int | None = None
+    default_walltime_s: int | None = None
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    allow_accounts: tuple[str, ...] = ()  # empty: all
+    allow_groups: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return sum(group.count for group in self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSystem:
+    """A place for files at an endpoint. A quota of 0 means none is known."""
+
+    path: str
+    role: str = ""  # "home", "scratch", "project", "runs"
+    kind: str = ""  # ext4, nfs4, lustre, gpfs …
+    total_bytes: int = 0
+    free_bytes: int = 0
+    quota_bytes: int = 0
+    quota_used_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndpointFacts:
     """What the agent found out about its endpoint; capacity is what the scheduler may hand out."""
 
@@ -32,6 +81,15 @@ class EndpointFacts:
     run_root: str = ""  # where job directories live
     max_walltime_s: int | None = None
     policy: dict[str, str] = field(default_factory=dict)  # the policy file's rules, for people
+    partitions: tuple[Partition, ...] = ()  # only those the policy file allows; empty for schedulers without
+    accounts: tuple[str, ...] = ()  # that the user may charge; empty: not known (no accounting there)
+    default_account: str = ""
+    qos: tuple[str, ...] = ()
+    filesystems: tuple[FileSystem, ...] = ()
+    site: str = ""  # key in the site catalogue; empty for a place it does not know
+    site_name: str = ""
+    queues_ahead: bool = False  # whether the next job of a chain may wait in the queue behind the running one
+    allows_shells: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +124,9 @@ class QueueEntry:
     created_at: float = 0.0
     started_at: float | None = None
     pending_reason: str = ""
+    scheduler_id: str | None = None
+    partition: str = ""
+    expected_start_at: float | None = None  # as the scheduler estimates; None when it does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +140,7 @@ class Endpoint:
     last_seen_at: float | None = None
     facts: EndpointFacts | None = None
     usage: EndpointUsage | None = None
+    access: str = ""  # "enrolled"; "code": a code waits to be used; "revoked"; "none": neither token nor code
 
 
 ONLINE_WITHIN_S = 60.0

@@ -24,6 +24,10 @@ class Job:
     scheduler_id: str | None = None  # the scheduler's own name for it: a Slurm job id, a local pid
     hosts: tuple[str, ...] = ()
     run_dir: str = ""  # on the endpoint
+    partition: str = ""
+    continues: str | None = None  # the job whose work directory this one goes on in
+    pending_reason: str = ""
+    expected_start_at: float | None = None
     created_at: float = 0.0
     queued_at: float | None = None
     started_at: float | None = None

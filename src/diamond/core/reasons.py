@@ -7,7 +7,8 @@ user what to do next. Nothing else in Diamond decides those two things.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from diamond.core.compat import StrEnum
 
 
 class Reason(StrEnum):
@@ -24,6 +25,7 @@ class Reason(StrEnum):
     NODE_FAIL = "NODE_FAIL"
     REJECTED = "REJECTED"
     LOST = "LOST"
+    CONTINUED = "CONTINUED"
     CANCELLED = "CANCELLED"
 
 
@@ -35,11 +37,13 @@ class Meaning:
         outcome: the final task state when no attempt is left ("SUCCEEDED", "FAILED" or "CANCELLED").
         retryable: whether the same task may do better when run again unchanged.
         sentence: what happened and what to do next, for a person.
+        resumes: whether the next job goes on in the same work directory: the program did nothing wrong, it was stopped.
     """
 
     outcome: str
     retryable: bool
     sentence: str
+    resumes: bool = False
 
 
 MEANINGS: dict[Reason, Meaning] = {
@@ -70,6 +74,7 @@ MEANINGS: dict[Reason, Meaning] = {
         outcome="FAILED",
         retryable=False,
         sentence="The time limit ended the program; raise max_duration, or save checkpoints and resume.",
+        resumes=True,
     ),
     Reason.DISK_FULL: Meaning(
         outcome="FAILED",
@@ -87,9 +92,12 @@ MEANINGS: dict[Reason, Meaning] = {
         sentence="The scheduler accepted the job but its script could not be started on the node.",
     ),
     Reason.PREEMPTED: Meaning(
-        outcome="FAILED", retryable=True, sentence="The scheduler took the resources back for other work."
+        outcome="FAILED",
+        retryable=True,
+        sentence="The scheduler took the resources back for other work.",
+        resumes=True,
     ),
-    Reason.NODE_FAIL: Meaning(outcome="FAILED", retryable=True, sentence="A node of the job failed."),
+    Reason.NODE_FAIL: Meaning(outcome="FAILED", retryable=True, sentence="A node of the job failed.", resumes=True),
     Reason.REJECTED: Meaning(
         outcome="FAILED",
         retryable=False,
@@ -100,6 +108,12 @@ MEANINGS: dict[Reason, Meaning] = {
         outcome="FAILED",
         retryable=True,
         sentence="The job vanished without leaving an exit status (the machine may have restarted); launch again.",
+    ),
+    Reason.CONTINUED: Meaning(
+        outcome="SUCCEEDED",
+        retryable=False,
+        sentence="The program saved its state and stopped before its time was up, to go on in the next job.",
+        resumes=True,
     ),
     Reason.CANCELLED: Meaning(outcome="CANCELLED", retryable=False, sentence="Stopped on request."),
 }

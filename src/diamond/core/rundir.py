@@ -5,13 +5,18 @@
     job.sh          generated script; contains no user text
     setup.sh run.sh the user's text, byte for byte
     env             NAME=value pairs, each ended by NUL
-    launch.py       starts the ranks of a node (only when there are several)
-    work/           the user's files; the job's current directory
+    launch.py       starts the ranks of a node (under Slurm, and when there are several)
+    work/           the user's files; the job's current directory. In a job that continues another: a link to the
+                    work directory of the first job of the chain
     log             stdout and stderr
     metrics.jsonl   what the program logged
     util.jsonl      what the agent sampled
     started         made by job.sh with O_EXCL: "pid start_ticks boot_id"; a directory starts once
     exit.json       made by job.sh, by rename
+    continue        made by a program that wants to go on in another job
+    over            made by job.sh of a chain when nothing is left to do
+    not-needed      made by job.sh of a successor that found `over` in the directory before it
+    setup.done      made by job.sh of a chain; its successors need no setup
     exit.node0.json made by launch.py, per node
 """
 
@@ -67,6 +72,25 @@ class RunDir:
         return self.path / "work"
 
     @property
+    def work_root(self) -> Path:
+        """Where the work directory really is: here, or in the job that began this chain."""
+        try:
+            parts = Path(os.readlink(self.work)).parts
+        except OSError:
+            return self.work
+        if len(parts) == 3 and parts[0] == ".." and parts[1] not in ("..", ".") and parts[2] == "work":
+            return self.path.parent / parts[1] / "work"
+        return self.work
+
+    def link_work(self, root: Path) -> None:
+        """Go on in another job's work directory."""
+        os.symlink(os.path.join("..", root.parent.name, "work"), self.work)
+
+    @property
+    def not_needed(self) -> Path:
+        return self.path / "not-needed"
+
+    @property
     def started(self) -> Path:
         return self.path / "started"
 
@@ -103,6 +127,7 @@ class ExitRecord:
     started_at: float
     ended_at: float
     host: str
+    more: bool = False  # a link of a chain that wants to go on in another job
 
     @property
     def signal(self) -> int | None:
@@ -198,6 +223,7 @@ def read_exit(run_dir: RunDir) -> ExitRecord | None:
             started_at=moment(raw["started_at"]),
             ended_at=moment(raw["ended_at"]),
             host=clean(host, 255),
+            more=raw.get("more") is True,
         )
     except (KeyError, ValueError):
         return None

@@ -1,7 +1,12 @@
 """The text of a job script, from one pure function, golden-tested.
 
 User text never appears in it: the script reads the user's files (`setup.sh`, `run.sh`, `env`) from the run directory.
-It needs bash 4 and a POSIX userland, nothing else, so it runs in any container and on any node.
+It needs bash 4 and a POSIX userland, nothing else, so it runs in any container and on any node; under Slurm, and where
+there are several ranks, also a Python 3 for the launcher.
+
+A chain (a task longer than one job may run) is a row of run directories that share one work directory. Each link says
+how it ended in two files: `exit.json`, and `over` when nothing is left to do, which keeps a successor that was queued
+in advance from running the task again.
 """
 
 from __future__ import annotations
@@ -12,24 +17,48 @@ from dataclasses import dataclass
 
 ALREADY_STARTED = 75  # EX_TEMPFAIL: another process began this run directory first
 NO_RUN_DIR = 73  # EX_CANTCREAT
+NOT_NEEDED = 76  # the job before this one finished the task
+CONTINUE = 85  # a program's way of saying "my state is saved, start me again"; HTCondor uses the same number
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptPlan:
-    """All that the script's text depends on."""
+    """All that the script's text depends on.
+
+    Attributes:
+        run_dir: absolute, on the endpoint.
+        scheduler: "local", which warns the job's processes itself, or "slurm", which warns this script.
+        chained: whether the job may ask to be continued.
+        previous: absolute path of the run directory this one continues; empty for a first job.
+        modules: environment modules to load before the user's commands.
+    """
 
     job_id: str
-    run_dir: str  # absolute, on the endpoint
+    run_dir: str
     ranks_per_node: int
     has_setup: bool
     launcher_python: str = "python3"
+    scheduler: str = "local"
+    num_nodes: int = 1
+    chained: bool = False
+    previous: str = ""
+    modules: tuple[str, ...] = ()
 
 
-_BODY = """\
+_HEAD = """\
 #!/usr/bin/env bash
 # Diamond job {job_id}. Generated; your commands are in run.sh and setup.sh beside it.
 cd -- {run_dir} || exit {no_run_dir}
 
+"""
+
+# Slurm itself starts a job again when somebody requeues it; the run before is over then.
+_RESTARTED = """\
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+
+"""
+
+_CLAIM = """\
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
 # (after a crash between submitting and noting it) ends here without having done anything.
 {{ read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; }} 2>/dev/null
@@ -39,61 +68,159 @@ set -o noclobber
 set +o noclobber
 
 # A trap that does something is reset in children, so programs get the signal and this shell outlives them.
-trap : HUP INT TERM USR1 USR2
-began=${{EPOCHREALTIME:-$(date +%s)}}
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
+began=${{EPOCHREALTIME:-$(date +%s)}} warned= more=false
 
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {{
   local ended=${{EPOCHREALTIME:-$(date +%s)}}
-  printf '{{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"host":"%s"}}' \\
-    "$1" "$2" "${{began/,/.}}" "${{ended/,/.}}" "${{HOSTNAME//[^A-Za-z0-9._-]/}}" 1<> exit.tmp
+"""
+
+# Exit code 0 always means finished, unless the program left the mark that says otherwise.
+_MORE = """\
+  if [[ $1 == run && ( $2 -eq {code} || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
+"""
+
+_FINISH = """\
+  printf '{{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}}' \\
+    "$1" "$2" "${{began/,/.}}" "${{ended/,/.}}" "$more" "${{HOSTNAME//[^A-Za-z0-9._-]/}}" 1<> exit.tmp
   mv -f exit.tmp exit.json
-  exit "$2"
+{over}  exit "$2"
 }}
 
 # Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
 DIAMOND_BASH=$BASH
 enter() {{
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl{chain}
   cd work || exit {no_run_dir}
-  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < ../env
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
 }}
+"""
 
+_OVER = """\
+  if [[ $more == false ]]; then : > over; fi
+"""
+
+_CHAIN_ENV = " DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED={resumed}"
+
+_NOT_NEEDED = """\
+
+# Queued in advance, in case the job before it would not be done in its time. It was.
+if [[ -e {previous}/over ]]; then : > not-needed; finish run {not_needed}; fi
+"""
+
+_QUIET = """
 # What this shell itself says of programs that are killed is noise in your log.
 exec 3>&2 2> /dev/null
 """
 
+_MODULES = """
+# On many clusters only login shells know `module`.
+if ! type module; then
+  for init in "${{LMOD_PKG:-/usr/share/lmod/lmod}}/init/bash" "${{MODULESHOME:-/usr/share/modules}}/init/bash"; do
+    if [[ -r $init ]]; then . "$init"; break; fi
+  done
+fi 2> /dev/null > /dev/null
+for name in {modules}; do module load "$name" 2>&3 || {{
+  printf 'diamond: module load %s failed\\n' "$name" >&3; finish setup 1
+}}; done
+"""
+
 _SETUP = """\
-(enter; exec "$DIAMOND_BASH" -e ../setup.sh) 2>&3 3>&- || finish setup $?
+(enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
+"""
+
+_SETUP_UNLESS_DONE = """\
+# The work directory is as the job before left it, with what setup put there.
+if [[ ! -e {previous}/setup.done ]]; then
+  (enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
+fi
+"""
+
+_SETUP_DONE = """\
+: > setup.done
 """
 
 _RUN_ONE = """\
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
-(enter; exec "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
+(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?
 """
 
 _RUN_RANKS = """\
-(enter; exec {python} ../launch.py --ranks {ranks} -- "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
+(enter
+ exec {python} "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks} -- "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?
 """
+
+# Slurm warns and stops this shell, not what it started. A shell that waits for a child in the foreground runs no trap
+# until the child is gone, so the child goes to the background; the launcher passes warnings on to who wants them.
+_RUN_SLURM = """\
+DIAMOND_PYTHON=$(command -v {python} || command -v python3)
+{several}(enter
+ {step}"$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks}{rendezvous} -- \\
+   "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+child=$!
+trap 'warned=1; kill -USR1 "$child"' USR1
+trap 'kill -TERM "$child"' TERM
+while wait "$child"; code=$?; kill -0 "$child"; do :; done
+# A trap ends a wait early, and the child may have ended meanwhile: ask once more.
+wait "$child"; again=$?
+finish run "$((again == 127 ? code : again))"
+"""
+
+_SEVERAL_NODES = """\
+DIAMOND_SRUN=$(command -v srun)
+export MASTER_ADDR=${{HOSTNAME:-$(hostname)}} MASTER_PORT=$((20000 + RANDOM % 20000))
+"""
+
+_STEP = (
+    'exec "$DIAMOND_SRUN" --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 '
+    '--cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=0 --export=ALL \\\n   '
+)
 
 
 def job_script(plan: ScriptPlan) -> str:
     """The script the scheduler runs on the (first) node of a job."""
     assert plan.job_id.isprintable(), "a job id must not end the comment it stands in"
-    text = _BODY.format(
-        job_id=plan.job_id,
-        run_dir=shlex.quote(plan.run_dir),
-        no_run_dir=NO_RUN_DIR,
-        already_started=ALREADY_STARTED,
-    )
+    previous = shlex.quote(plan.previous)
+    numbers = {"no_run_dir": NO_RUN_DIR, "already_started": ALREADY_STARTED, "not_needed": NOT_NEEDED}
+    text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), **numbers)
+    if plan.scheduler == "slurm":
+        text += _RESTARTED
+    text += _CLAIM.format(**numbers)
+    if plan.chained:
+        text += _MORE.format(code=CONTINUE)
+    chain = _CHAIN_ENV.format(resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
+    text += _FINISH.format(over=_OVER if plan.chained else "", chain=chain, **numbers)
+    if plan.previous:
+        text += _NOT_NEEDED.format(previous=previous, **numbers)
+    text += _QUIET
+    if plan.modules:
+        text += _MODULES.format(modules=" ".join(map(shlex.quote, plan.modules)))
     if plan.has_setup:
-        text += _SETUP
+        text += _SETUP_UNLESS_DONE.format(previous=previous) if plan.previous else _SETUP
+        if plan.chained:
+            text += _SETUP_DONE
+    return text + _run(plan)
+
+
+def _run(plan: ScriptPlan) -> str:
+    python = shlex.quote(plan.launcher_python)
+    if plan.scheduler == "slurm":
+        several = plan.num_nodes > 1
+        return _RUN_SLURM.format(
+            python=python,
+            ranks=plan.ranks_per_node,
+            several=_SEVERAL_NODES.format() if several else "",
+            step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
+            rendezvous=f" --nodes {plan.num_nodes}" if several else "",
+        )
     if plan.ranks_per_node == 1:
-        return text + _RUN_ONE
-    return text + _RUN_RANKS.format(python=shlex.quote(plan.launcher_python), ranks=plan.ranks_per_node)
+        return _RUN_ONE
+    return _RUN_RANKS.format(python=python, ranks=plan.ranks_per_node)
 
 
 def env_file(envs: Mapping[str, str]) -> bytes:

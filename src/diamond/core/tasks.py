@@ -19,6 +19,7 @@ from diamond.core.errors import InvalidInput, TooLarge
 from diamond.core.jobs import Job
 from diamond.core.reasons import DEFAULT_RETRY_ON, MEANINGS, Reason
 from diamond.core.resources import Resources
+from diamond.core.slurm import SlurmOptions
 from diamond.core.states import Desired, TaskState
 
 MAX_NAME = 128
@@ -227,6 +228,7 @@ class TaskSpec:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_duration: int | None = field(default=None, metadata={"parse": parse_duration})  # seconds
     priority: int = field(default=0, metadata=_whole_number(-1000, 1000))
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     @staticmethod
     def parse(raw: object) -> TaskSpec:
@@ -284,6 +286,7 @@ class Task:
     ended_at: float | None = None
     next_attempt_at: float | None = None
     pending_reason: str = ""
+    expected_start_at: float | None = None  # the scheduler's own estimate, while the task waits in its queue
     spec: TaskSpec | None = None  # only in the detail view
     jobs: tuple[Job, ...] = ()  # only in the detail view, oldest first
     outputs: tuple[Output, ...] = ()  # only in the detail view

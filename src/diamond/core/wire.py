@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.reasons import Reason
+from diamond.core.shells import ShellOrder
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import Output, TaskSpec
 
@@ -43,7 +44,12 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOrder:
-    """What should be of one job. `received` says how many bytes of each stream the server holds."""
+    """What should be of one job. `received` says how many bytes of each stream the server holds.
+
+    A chain is a task that outlasts the walltime: `chained` says that a job which ends for want of time, or asks to go
+    on (see `diamond.core.chains`), is followed by another, which `continues` it in the same work directory. `after`
+    names a job, still live, that this one queues behind.
+    """
 
     job_id: str
     task_id: str
@@ -53,6 +59,12 @@ class JobOrder:
     spec: TaskSpec
     time_limit_s: int | None = None
     received: dict[str, int] = field(default_factory=dict)
+    partition: str = ""  # as the planner resolved it; empty leaves it to the scheduler
+    gpu_type: str = ""  # the scheduler's own name of the GPU model, as resolved
+    chained: bool = False
+    continues: str = ""
+    after: str = ""
+    user: str = ""  # who asked, for the endpoint's policy and records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,8 @@ class DesiredState:
     revision: int
     full: bool
     orders: tuple[JobOrder, ...] = ()
+    shells: tuple[ShellOrder, ...] = ()  # wanted, and not named in the question as known
+    rotate: bool = False  # the agent is to take a new token, see `diamond.core.enrolment`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +97,8 @@ class JobReport:
     hosts: tuple[str, ...] = ()
     run_dir: str = ""
     pending_reason: str = ""
+    partition: str = ""
+    expected_start_at: float | None = None
     queued_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diamond.core.durations import format_duration
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.tasks import TaskSpec
+from diamond.planner.partitions import Choice, Obstacle, choose, gpus_of
 
 _GIB = 1024**3
 
@@ -24,14 +23,6 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Obstacle:
-    """Why a task cannot run at an endpoint, and which field of the spec to change."""
-
-    field: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Placement:
     """`endpoint` is None when nothing fits (then every candidate has an obstacle) or nothing is known yet."""
 
@@ -39,6 +30,7 @@ class Placement:
     why: tuple[str, ...] = ()
     obstacles: dict[str, Obstacle] = field(default_factory=dict)  # by endpoint name
     undecided: tuple[str, ...] = ()  # endpoints whose agent has never connected
+    choice: Choice = field(default_factory=Choice)  # where at the endpoint
 
 
 def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
@@ -58,9 +50,13 @@ def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
     if not fitting:
         return Placement(endpoint=None, obstacles=obstacles, undecided=tuple(undecided))
     best = min(fitting, key=lambda c: _rank(spec, c))
+    assert best.facts is not None
+    choice = choose(spec, best.facts)
+    assert isinstance(choice, Choice), "find_obstacle has looked"
     return Placement(
         endpoint=best.name,
-        why=_explain(spec, best, fitting),
+        why=_explain(spec, best, fitting, choice),
+        choice=choice,
         obstacles=obstacles,
         undecided=tuple(undecided),
     )
@@ -82,28 +78,12 @@ def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
         return Obstacle(
             field="resources.memory", text=f"its nodes have {have:.1f} GiB of memory, the task asks for {need.memory}"
         )
-    if need.gpus > gpus_of_type(facts, need.gpu_type):
+    if not facts.partitions and need.gpus > gpus_of(facts.gpus_per_node, need.gpu_type):
         return Obstacle(field="resources.accelerators", text=_gpu_shortage(facts, need.accelerators or ""))
     if need.image_id and not facts.runtimes:
         return Obstacle(field="resources.image_id", text="it has no container runtime")
-    if facts.max_walltime_s and spec.max_duration and spec.max_duration > facts.max_walltime_s:
-        limit = format_duration(facts.max_walltime_s)
-        return Obstacle(
-            field="max_duration",
-            text=f"it runs jobs for at most {limit}, the task asks for {format_duration(spec.max_duration)}",
-        )
-    return None
-
-
-def gpus_of_type(facts: EndpointFacts, wanted: str | None) -> int:
-    """How many GPUs a node has that answer to the name asked for (any, when none was named)."""
-    return sum(gpu.count for gpu in facts.gpus_per_node if wanted is None or is_gpu_model(gpu.model, wanted))
-
-
-def is_gpu_model(model: str, wanted: str) -> bool:
-    """``H100`` names an "NVIDIA H100 80GB HBM3"; ``A100-80GB`` names an "NVIDIA A100-SXM4-80GB"."""
-    have = set(re.split(r"[\s_/-]+", model.lower()))
-    return set(re.split(r"[\s_/-]+", wanted.lower())) <= have
+    choice = choose(spec, facts)
+    return choice if isinstance(choice, Obstacle) else None
 
 
 def _gpu_shortage(facts: EndpointFacts, asked: str) -> str:
@@ -126,7 +106,7 @@ def _free_now(spec: TaskSpec, candidate: Candidate) -> bool:
     return free_cpus >= spec.resources.cpus_min * spec.num_nodes and free_gpus >= spec.resources.gpus * spec.num_nodes
 
 
-def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate]) -> tuple[str, ...]:
+def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate], choice: Choice) -> tuple[str, ...]:
     why = []
     if spec.resources.infra is not None:
         why.append(f"the task asks for {best.name} (resources.infra)")
@@ -134,6 +114,8 @@ def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate]) -> t
         why.append(f"{best.name} is the only endpoint that can run it")
     else:
         why.append(f"{best.name} is the best of {len(fitting)} endpoints that can run it")
+    if choice.why:
+        why.append(choice.why)
     why.append("its agent is online" if best.online else "its agent is offline now: the task waits until it returns")
     if best.online:
         why.append("enough is free right now" if _free_now(spec, best) else _queue_text(best))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir, read_exit, read_process_mark
-from diamond.core.scripts import ALREADY_STARTED, ScriptPlan, env_file, job_script
+from diamond.core.scripts import ALREADY_STARTED, NOT_NEEDED, ScriptPlan, env_file, job_script
 
 GOLDEN = Path(__file__).parent / "golden"
 PLANS = {
@@ -20,6 +21,31 @@ PLANS = {
         ranks_per_node=4,
         has_setup=True,
         launcher_python="/opt/my env/bin/python",
+    ),
+    "chain_link.sh": ScriptPlan(
+        job_id="job_03",
+        run_dir="/scratch/me/jobs/job_03",
+        ranks_per_node=1,
+        has_setup=True,
+        chained=True,
+        previous="/scratch/me/jobs/job_02 '$(x)",
+    ),
+    "slurm_one_node.sh": ScriptPlan(
+        job_id="job_04",
+        run_dir="/scratch/me/jobs/job_04",
+        ranks_per_node=1,
+        has_setup=True,
+        scheduler="slurm",
+        chained=True,
+        modules=("cuda/12.4", "it's"),
+    ),
+    "slurm_two_nodes.sh": ScriptPlan(
+        job_id="job_05",
+        run_dir="/scratch/me/jobs/job_05",
+        ranks_per_node=4,
+        has_setup=False,
+        scheduler="slurm",
+        num_nodes=2,
     ),
 }
 
@@ -130,6 +156,93 @@ def test_the_shell_outlives_a_terminated_program(tmp_path: Path) -> None:
     record = read_exit(run_dir)
     assert record is not None
     assert record.signal == 15
+
+
+# Chains
+
+
+def prepare_link(folder: Path, run: str, *, previous: RunDir | None = None, scheduler: str = "local") -> RunDir:
+    run_dir = prepare(folder, run, setup="echo set up")
+    if previous is not None:
+        run_dir.work.rmdir()
+        run_dir.link_work(previous.work_root)
+    launcher = Path(__file__).parents[3] / "src/diamond/train/launch.py"
+    run_dir.launcher.write_bytes(launcher.read_bytes())
+    plan = ScriptPlan(
+        job_id="job_x",
+        run_dir=str(folder),
+        ranks_per_node=1,
+        has_setup=True,
+        chained=True,
+        previous=str(previous.path) if previous is not None else "",
+        scheduler=scheduler,
+    )
+    run_dir.script.write_text(job_script(plan))
+    return run_dir
+
+
+@pytest.mark.parametrize("scheduler", ["local", "slurm"])
+@pytest.mark.parametrize(
+    ("run", "more"),
+    [
+        ("exit 0", False),
+        ("exit 1", False),
+        ("exit 85", True),
+        ('touch "$DIAMOND_CONTINUE_FILE"', True),
+        ("kill -TERM $$", False),
+    ],
+)
+def test_a_program_says_whether_it_wants_to_go_on(tmp_path: Path, run: str, more: bool, scheduler: str) -> None:
+    run_dir = prepare_link(tmp_path / "a b", run, scheduler=scheduler)
+    start(run_dir)
+    record = read_exit(run_dir)
+    assert record is not None
+    assert record.more is more
+    assert (run_dir.path / "over").exists() is not more
+
+
+@pytest.mark.parametrize("scheduler", ["local", "slurm"])
+def test_a_link_goes_on_in_the_work_directory_of_the_first(tmp_path: Path, scheduler: str) -> None:
+    program = 'echo "$DIAMOND_RESUMED" >> ledger; cat ledger; [[ $(wc -l < ledger) -ge 3 ]] || exit 85'
+    first = prepare_link(tmp_path / "job_1", program, scheduler=scheduler)
+    second = prepare_link(tmp_path / "job_2", program, previous=first, scheduler=scheduler)
+    third = prepare_link(tmp_path / "job_3", program, previous=second, scheduler=scheduler)
+    assert start(first).stdout == b"set up\n0\n"
+    assert start(second).stdout == b"0\n1\n", "no second setup"
+    assert (start(third).stdout, third.work_root) == (b"0\n1\n1\n", first.work)
+    unneeded = prepare_link(tmp_path / "job_4", program, previous=third, scheduler=scheduler)
+    assert start(unneeded).returncode == NOT_NEEDED
+    assert unneeded.not_needed.exists()
+    assert (first.work / "ledger").read_text() == "0\n1\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "more"), [("exit 3", 3, True), ("exit 0", 0, False), ("exit 85", 85, True)]
+)
+def test_slurm_warns_the_script_and_the_program_hears_of_it(
+    tmp_path: Path, handler: str, code: int, more: bool
+) -> None:
+    program = f"trap 'echo warned; {handler}' USR1; echo up; while :; do sleep 0.05; done"
+    run_dir = prepare_link(tmp_path / "r", program, scheduler="slurm")
+    process = subprocess.Popen(["bash", str(run_dir.script)], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"set up\n", b"up\n"]
+    process.send_signal(signal.SIGUSR1)  # to the shell alone, as sbatch --signal=B: does
+    assert process.stdout.read() == b"warned\n"
+    assert process.wait(timeout=10) == code
+    process.stdout.close()
+    record = read_exit(run_dir)
+    assert record is not None
+    assert (record.exit_code, record.more) == (code, more)
+
+
+def test_slurm_may_start_a_requeued_job_again(tmp_path: Path) -> None:
+    run_dir = prepare_link(tmp_path / "r", "echo ran >> ledger", scheduler="slurm")
+    assert start(run_dir).returncode == 0
+    assert start(run_dir).returncode == ALREADY_STARTED
+    env = {**os.environ, "SLURM_RESTART_COUNT": "1"}
+    assert subprocess.run(["bash", str(run_dir.script)], env=env, timeout=30).returncode == 0
+    assert (run_dir.work / "ledger").read_text() == "ran\nran\n"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import pytest
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage, Gpu
 from diamond.core.tasks import TaskSpec
-from diamond.planner.placement import Candidate, is_gpu_model, place
+from diamond.planner.partitions import is_gpu_model
+from diamond.planner.placement import Candidate, place
 
 
 def candidate(name: str, *, online: bool = True, queued: int = 0, used: int = 0, **facts: Any) -> Candidate:
@@ -68,6 +69,9 @@ def test_gpu_names(model: str, wanted: str, same: bool) -> None:
     assert is_gpu_model(model, wanted) is same
 
 
-def test_longer_than_the_endpoint_allows() -> None:
+def test_longer_than_the_endpoint_allows_is_a_chain() -> None:
     found = place(spec(max_duration="2h"), [candidate("a", max_walltime_s=3600)])
-    assert found.obstacles["a"].field == "max_duration"
+    assert found.endpoint == "a"
+    assert found.choice.walltime_s == 3600
+    refused = place(spec(slurm={"time": "2h"}), [candidate("a", max_walltime_s=3600)])
+    assert refused.obstacles["a"].field == "slurm.time"

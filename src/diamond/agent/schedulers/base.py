@@ -1,18 +1,19 @@
 """What the agent needs of any batch scheduler: the `Scheduler` protocol and the values that pass through it.
 
-Owns no state and starts nothing. What only some schedulers can do is a second protocol (`HasProcesses`), so that the
-first stays small enough for every scheduler to keep whole.
+Owns no state and starts nothing. What only some schedulers can do is a protocol of its own (`HasProcesses`,
+`HasShells`), so that the first stays small enough for every scheduler to keep whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.reasons import MEANINGS, Reason
+from diamond.core.slurm import SlurmOptions
 from diamond.core.states import JobState
 
 
@@ -29,6 +30,9 @@ class Submission:
         warn_s: how long before the limit the program is warned with SIGUSR1; None lets the scheduler choose.
         priority: higher goes first.
         envs: variables for the script itself, beside those in the run directory's `env` file.
+        partition: the queue to use; empty leaves it to the scheduler.
+        after: name of a job of this scheduler that must be over, however it ended, before this one may start.
+        slurm: what the task says to Slurm in particular; other schedulers ignore it.
     """
 
     name: str
@@ -43,6 +47,9 @@ class Submission:
     priority: int = 0
     num_nodes: int = 1
     envs: Mapping[str, str] = field(default_factory=dict)
+    partition: str = ""
+    after: str = ""
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     @property
     def warning_s(self) -> float | None:
@@ -64,6 +71,8 @@ class Observed:
     scheduler_id: str | None = None
     hosts: tuple[str, ...] = ()
     pending_reason: str = ""
+    partition: str = ""
+    expected_start_at: float | None = None  # the scheduler's estimate for a job that waits
     queued_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -140,4 +149,29 @@ class HasProcesses(Protocol):
 
     def processes(self) -> tuple[JobProcesses, ...]:
         """The jobs running now. Thread-safe."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShellCommand:
+    """How to start a program inside a running job: argv, the whole environment of what is started, and where."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+@runtime_checkable
+class HasShells(Protocol):
+    """A scheduler into whose running jobs another program can be started."""
+
+    def shell_argv(self, name: str, argv: Sequence[str], tty: bool, node: int = 0) -> ShellCommand:
+        """How to run `argv` in the job, on its node of this number, with the job's environment and work directory.
+
+        What is started that way is ended with the job at the latest. `tty`: its standard streams will be a terminal.
+        Thread-safe.
+
+        Raises:
+            NotFound: no such job runs, or it has no such node.
+        """
         ...

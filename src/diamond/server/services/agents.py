@@ -15,7 +15,7 @@ from diamond.core.endpoints import ONLINE_WITHIN_S
 from diamond.core.errors import Conflict, InvalidInput, NotFound, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
-from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, job_advances
+from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, TaskState, job_advances
 from diamond.core.tasks import Output, TaskSpec
 from diamond.core.wire import (
     PROTOCOL,
@@ -29,11 +29,11 @@ from diamond.core.wire import (
     StreamChunk,
     Welcome,
 )
-from diamond.server.services import lifecycle
+from diamond.server.services import chains, lifecycle
 from diamond.server.services.context import Context
 from diamond.server.services.planning import is_online
 from diamond.server.store.db import record_event
-from diamond.server.store.models import EndpointRow, JobRow, TaskRow
+from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_DETAIL = 4000
@@ -63,7 +63,7 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
         row = _locked_endpoint(session, endpoint_id)
         if row.instance not in (None, instance):
             if not message.take_over:
-                _refuse_second_home(ctx, session, row)
+                refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
         row.facts = encode(message.facts)
@@ -83,7 +83,7 @@ def _locked_endpoint(session: Session, endpoint_id: str) -> EndpointRow:
     return row
 
 
-def _refuse_second_home(ctx: Context, session: Session, row: EndpointRow) -> None:
+def refuse_second_home(ctx: Context, session: Session, row: EndpointRow) -> None:
     """Two homes would each run every job. A home that is silent and has nothing in hand may be replaced."""
     online = is_online(row.last_seen_at, ctx.clock())
     live = [JobRow.endpoint_id == row.id, JobRow.state.not_in(_FINAL), JobRow.delivered_at.is_not(None)]
@@ -111,7 +111,7 @@ def release(ctx: Context, session: Session, row: EndpointRow) -> None:
         assert task is not None
         job.state, job.reason, job.ended_at = JobState.FAILED.value, Reason.LOST.value, now
         job.detail = "the agent that had it was replaced by another"
-        lifecycle.follow_job(session, task, job, now)
+        chains.drop(ctx, session, lifecycle.follow_job(session, task, job, now))
 
 
 def _check_instance(row: EndpointRow, instance: str) -> None:
@@ -171,13 +171,14 @@ def desired(
             execution_options={"synchronize_session": False},
         )
         rows = session.execute(
-            sa.select(JobRow, TaskRow)
+            sa.select(JobRow, TaskRow, UserRow.name)
             .join(TaskRow, TaskRow.id == JobRow.task_id)
+            .join(UserRow, UserRow.id == TaskRow.owner_id)
             .where(*mine)
             .order_by(JobRow.revision)
             .options(undefer(TaskRow.spec))
         ).all()
-        orders = [_order(job, task) for job, task in rows]
+        orders = [_order(job, task, user) for job, task, user in rows]
     held = ctx.streams.sizes([order.job_id for order in orders]) if full else {}
     fault_point("server.ordering")
     return DesiredState(
@@ -192,7 +193,7 @@ def _is_stale(ctx: Context, row: EndpointRow) -> bool:
     return row.last_seen_at is None or ctx.clock() - row.last_seen_at > _TOUCH_EVERY_S
 
 
-def _order(job: JobRow, task: TaskRow) -> JobOrder:
+def _order(job: JobRow, task: TaskRow, user: str) -> JobOrder:
     return JobOrder(
         job_id=job.id,
         task_id=task.id,
@@ -201,6 +202,12 @@ def _order(job: JobRow, task: TaskRow) -> JobOrder:
         desired=Desired(job.desired),
         spec=decode(TaskSpec, task.spec),
         time_limit_s=job.time_limit_s,
+        partition=job.partition,
+        gpu_type=job.gpu_type,
+        chained=job.chained,
+        continues=job.continues or "",
+        after=job.after or "",
+        user=user,
     )
 
 
@@ -304,20 +311,24 @@ def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states:
         if job is None:
             continue
         task = tasks[job.task_id]
-        if _advance(ctx, session, task, job, item):
-            topics |= {f"task:{task.id}", "events"}
+        if (woken := _advance(ctx, session, task, job, item)) is not None:
+            topics |= {f"task:{task.id}", "events"} | woken
             if job.state in _FINAL:
                 topics.add("planning")
         states[job.id] = JobState(job.state)
     return topics
 
 
-def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: JobReport) -> bool:
+def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: JobReport) -> set[str] | None:
+    """Take in a report; topics to wake beside the usual ones, None when it was no news."""
     newest = job.attempt == task.attempt
-    if newest and item.state is JobState.QUEUED:
-        task.pending_reason = _text(item.pending_reason, 500)
+    if item.state is JobState.QUEUED:
+        job.pending_reason = _text(item.pending_reason, 500)
+        job.expected_start_at = _time(item.expected_start_at)
+        if newest and TaskState(task.state) is TaskState.QUEUED:
+            task.pending_reason, task.expected_start_at = job.pending_reason, job.expected_start_at
     if not job_advances(JobState(job.state), item.state):
-        return False
+        return None
     now = ctx.clock()
     job.state = item.state.value
     job.detail = _text(item.detail, _MAX_DETAIL)
@@ -325,6 +336,7 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
     job.scheduler_id = _text(item.scheduler_id or job.scheduler_id or "", 200) or None
     job.hosts = [_text(host, 255) for host in item.hosts[:10_000]] or job.hosts
     job.run_dir = _text(item.run_dir, 4096) or job.run_dir
+    job.partition = _text(item.partition, 200) or job.partition
     job.queued_at = _time(item.queued_at) or job.queued_at
     job.started_at = _time(item.started_at) or job.started_at
     job.ended_at = _time(item.ended_at) or job.ended_at
@@ -333,8 +345,7 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
         job.ended_at = job.ended_at or now
         if newest:
             task.outputs = [encode(entry) for entry in _checked_outputs(item)]
-    lifecycle.follow_job(session, task, job, now)
-    return True
+    return chains.follow(ctx, session, task, job)
 
 
 def _text(raw: str, limit: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from diamond.core.codec import decode
@@ -16,6 +17,9 @@ from diamond.core.states import Desired, JobState, TaskState, may_follow
 from diamond.core.tasks import RetryPolicy
 from diamond.server.store.db import record_event
 from diamond.server.store.models import JobRow, TaskRow
+
+_IDLE_S = 10
+_IDLE_LINKS = 3
 
 
 def record(session: Session, task: TaskRow, kind: str, now: float, data: dict[str, Any] | None = None) -> None:
@@ -39,34 +43,90 @@ def move(session: Session, task: TaskRow, state: TaskState, now: float, data: di
     return True
 
 
-def follow_job(session: Session, task: TaskRow, job: JobRow, now: float) -> None:
-    """Let the task follow its newest job, which just advanced."""
+def follow_job(session: Session, task: TaskRow, job: JobRow, now: float) -> list[JobRow]:
+    """Let the task follow its newest job, which just advanced. Returns jobs that nobody needs any more."""
     state = JobState(job.state)
     if job.attempt != task.attempt:
-        return
+        return []
     if task.started_at is None and job.started_at is not None:
         task.started_at = job.started_at
     if not state.is_final:
         if move(session, task, state.task_state, now) and state is not JobState.QUEUED:
-            task.pending_reason = ""
-        return
+            task.pending_reason, task.expected_start_at = "", None
+        return []
     reason = Reason(job.reason or Reason.LOST)
     if task.desired == Desired.CANCEL and reason is not Reason.COMPLETED:
         reason = Reason.CANCELLED
+    successor = _successor(session, task)
+    if _go_on(session, task, job, reason, successor, now):
+        return follow_job(session, task, successor, now) if successor is not None else []
+    if reason is Reason.CONTINUED:  # it goes on too often
+        reason = Reason.EXIT_NONZERO
     if not _retry(session, task, job, reason, now):
         end_task(session, task, job.ended_at or now, reason=reason, detail=job.detail, exit_code=job.exit_code, at=now)
+    return [successor] if successor is not None else []
+
+
+def _successor(session: Session, task: TaskRow) -> JobRow | None:
+    """The job that was queued behind the newest one, in advance."""
+    return session.scalars(
+        sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt > task.attempt).with_for_update()
+    ).one_or_none()
+
+
+def _go_on(session: Session, task: TaskRow, job: JobRow, reason: Reason, successor: JobRow | None, now: float) -> bool:
+    """Whether the task goes on in its next job: a chain's next link, or the one that waits behind a job that was shot.
+
+    A program that asks to go on again and again without doing anything is not obeyed for ever.
+    """
+    if task.desired == Desired.CANCEL or not MEANINGS[reason].resumes:
+        return False
+    is_link = job.chained and reason in (Reason.CONTINUED, Reason.TIME_LIMIT)
+    if is_link and _is_idling(session, task):
+        job.detail = f"it asked to go on {_IDLE_LINKS} times in a row without having run for long"
+        return False
+    if not is_link:
+        if successor is None or not _may_retry(task, reason):
+            return False
+        task.failures += 1
+    data = {"reason": reason.value, "detail": job.detail, "next": "another job continues it"}
+    if successor is None:
+        task.next_attempt_at = now
+        task.pending_reason = f"job {job.attempt} ended with {reason}; the next one continues it"
+        return move(session, task, TaskState.PENDING, now, data)
+    if not move(session, task, TaskState.PENDING, now, data):
+        return False
+    task.attempt = successor.attempt
+    task.pending_reason = successor.pending_reason
+    return move(session, task, TaskState.QUEUED, now)
+
+
+def _is_idling(session: Session, task: TaskRow) -> bool:
+    jobs = sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt <= task.attempt)
+    rows = session.scalars(jobs.order_by(JobRow.attempt.desc()).limit(_IDLE_LINKS)).all()
+    return len(rows) == _IDLE_LINKS and all(
+        job.reason == Reason.CONTINUED
+        and (job.ended_at or 0) - (job.started_at or 0) < min(_IDLE_S, (job.time_limit_s or 0) / 10)
+        for job in rows
+    )
+
+
+def _may_retry(task: TaskRow, reason: Reason) -> bool:
+    policy = decode(RetryPolicy, task.spec.get("retry", {}))
+    return task.desired != Desired.CANCEL and reason in policy.on and task.failures < policy.max_retries
 
 
 def _retry(session: Session, task: TaskRow, job: JobRow, reason: Reason, now: float) -> bool:
-    policy = decode(RetryPolicy, task.spec.get("retry", {}))
-    if task.desired == Desired.CANCEL or reason not in policy.on or task.attempt > policy.max_retries:
+    if not _may_retry(task, reason):
         return False
-    delay_s = policy.delay_s(task.attempt)
+    policy = decode(RetryPolicy, task.spec.get("retry", {}))
+    task.failures += 1
+    delay_s = policy.delay_s(task.failures)
     task.reason, task.detail, task.exit_code = reason.value, job.detail, job.exit_code
     task.next_attempt_at = now + delay_s
     task.pending_reason = (
         f"attempt {task.attempt} ended with {reason}; "
-        f"attempt {task.attempt + 1} of {policy.max_retries + 1} follows in {format_duration(delay_s)}"
+        f"retry {task.failures} of {policy.max_retries} follows in {format_duration(delay_s)}"
     )
     data = {"reason": reason.value, "detail": job.detail, "next_attempt_at": task.next_attempt_at}
     return move(session, task, TaskState.PENDING, now, data)
@@ -84,7 +144,7 @@ def end_task(
 ) -> None:
     """The task is over, for this reason."""
     task.reason, task.detail, task.exit_code = reason.value, detail, exit_code
-    task.ended_at, task.next_attempt_at, task.pending_reason = ended_at, None, ""
+    task.ended_at, task.next_attempt_at, task.pending_reason, task.expected_start_at = ended_at, None, "", None
     outcome = TaskState(MEANINGS[reason].outcome)
     data = {"reason": reason.value, "detail": detail, "exit_code": exit_code}
     move(session, task, outcome, at if at is not None else ended_at, data)

@@ -13,12 +13,14 @@ from diamond.core.codec import decode, encode
 from diamond.core.endpoints import ONLINE_WITHIN_S, EndpointFacts, EndpointUsage
 from diamond.core.errors import InvalidInput
 from diamond.core.ids import new_id
-from diamond.core.reasons import Reason
+from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
+from diamond.planner.partitions import Choice
 from diamond.planner.placement import Candidate, Placement, place
 from diamond.server.services import lifecycle
+from diamond.server.services.chains import next_revision, time_left
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 
@@ -44,6 +46,10 @@ def place_task(
         InvalidInput: with `refuse_impossible`, when no known endpoint could ever run it.
     """
     rows = _endpoints(session)
+    before = _newest_job(session, task)
+    if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
+        # A chain goes on where its files are.
+        rows = [row for row in rows if row.id == before.endpoint_id]
     placement = place(spec, [_candidate(ctx, row) for row in rows])
     if placement.endpoint is None:
         if refuse_impossible:
@@ -51,23 +57,47 @@ def place_task(
         task.pending_reason = _waiting_text(spec, placement)
         return Placed(topics=[f"task:{task.id}", "events"])
     endpoint = next(row for row in rows if row.name == placement.endpoint)
-    limit_s = _time_left(session, task, spec)
+    limit_s = time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
         lifecycle.end_task(session, task, ctx.clock(), reason=Reason.TIME_LIMIT, detail=detail)
         return Placed(topics=[f"task:{task.id}", "events"])
-    job = _add_job(ctx, session, task, endpoint, limit_s)
+    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before)
     return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
 
-def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRow, limit_s: int | None) -> JobRow:
+def _newest_job(session: Session, task: TaskRow) -> JobRow | None:
+    if task.attempt == 0:
+        return None
+    return session.scalars(
+        sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt == task.attempt)
+    ).one_or_none()
+
+
+def _add_job(
+    ctx: Context,
+    session: Session,
+    task: TaskRow,
+    endpoint: EndpointRow,
+    choice: Choice,
+    left_s: int | None,
+    before: JobRow | None,
+) -> JobRow:
+    """The task's next job there. `left_s`: how long the task may still run in all."""
     now = ctx.clock()
     revision = next_revision(session, endpoint.id)
-    task.attempt += 1
+    # A job queued in advance and given up has a number too.
+    newest = session.execute(sa.select(sa.func.max(JobRow.attempt)).where(JobRow.task_id == task.id)).scalar_one()
+    task.attempt = (newest or 0) + 1
     task.endpoint_id = endpoint.id
     task.next_attempt_at = None
-    task.pending_reason = ""
+    task.pending_reason, task.expected_start_at = "", None
     session.flush()
+    limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
+    is_longer = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
+    goes_on = (
+        before is not None and before.endpoint_id == endpoint.id and MEANINGS[Reason(before.reason or "LOST")].resumes
+    )
     job = JobRow(
         id=new_id("job"),
         task_id=task.id,
@@ -76,23 +106,20 @@ def _add_job(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRo
         state=JobState.PLANNED.value,
         desired=Desired.RUN.value,
         revision=revision,
-        time_limit_s=limit_s,
+        time_limit_s=min(limits, default=None),
+        partition=choice.partition,
+        gpu_type=choice.gpu_type,
+        chained=is_longer or (before is not None and before.chained),
+        continues=before.id if before is not None and goes_on else None,
         created_at=now,
         detail="",
+        pending_reason="",
         run_dir="",
         hosts=[],
     )
     session.add(job)
     lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
     return job
-
-
-def next_revision(session: Session, endpoint_id: str) -> int:
-    """The endpoint's next desired-state number; its row stays locked until the commit, so they appear in order."""
-    bump = sa.update(EndpointRow).where(EndpointRow.id == endpoint_id).values(revision=EndpointRow.revision + 1)
-    return session.execute(
-        bump.returning(EndpointRow.revision), execution_options={"synchronize_session": False}
-    ).scalar_one()
 
 
 def run_due(ctx: Context) -> float | None:
@@ -120,7 +147,8 @@ def _rescue(ctx: Context) -> int:
 
     A job that an agent may know of stays: only that agent can say that it does not run.
     """
-    untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None))
+    # A link of a chain stays where its files are.
+    untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None), JobRow.chained.is_(False))
     with ctx.db.read() as session:  # nearly always there is nothing to do, and writers queue
         silent = [row.id for row in _endpoints(session) if not is_online(row.last_seen_at, ctx.clock())]
         if (
@@ -144,13 +172,18 @@ def _rescue(ctx: Context) -> int:
             placement = place(decode(TaskSpec, task.spec), [c for c in candidates if c.online])
             target = next((row for row in rows if row.name == placement.endpoint), None)
             if target is not None:
-                _move(ctx, session, task, job, target)
+                _move(ctx, session, task, job, target, placement.choice)
                 topics |= {f"task:{task.id}", f"endpoint:{target.id}", "events"}
     ctx.hub.notify(*topics)
     return len(found) - len([topic for topic in topics if topic.startswith("task:")])
 
 
-def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: EndpointRow) -> None:
+def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: EndpointRow, choice: Choice) -> None:
+    left_s = time_left(session, task, decode(TaskSpec, task.spec))
+    limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
+    job.time_limit_s = min(limits, default=None)
+    job.chained = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
+    job.partition, job.gpu_type, job.continues = choice.partition, choice.gpu_type, None
     job.revision = next_revision(session, target.id)
     job.endpoint_id = task.endpoint_id = target.id
     lifecycle.record(session, task, "task.moved", ctx.clock(), {"endpoint": target.name})
@@ -184,6 +217,8 @@ def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
         _refuse(spec, placement)
     chosen = next((row for row in rows if row.name == placement.endpoint), None)
     facts = decode(EndpointFacts, chosen.facts) if chosen and chosen.facts else None
+    walltime_s = placement.choice.walltime_s
+    chained = walltime_s is not None and spec.max_duration is not None and spec.max_duration > walltime_s
     run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
     script = job_script(
         ScriptPlan(
@@ -191,6 +226,10 @@ def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
             run_dir=f"{run_root}/JOB_ID",
             ranks_per_node=spec.ranks_per_node,
             has_setup=bool(spec.setup),
+            scheduler=facts.scheduler if facts else "local",
+            num_nodes=spec.num_nodes,
+            chained=chained,
+            modules=spec.slurm.modules,
         )
     )
     files = {"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {})
@@ -210,7 +249,9 @@ def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
         "script": script,
         "files": files,
         "envs": envs,
-        "time_limit_s": spec.max_duration,
+        "time_limit_s": min((limit for limit in (spec.max_duration, walltime_s) if limit is not None), default=None),
+        "partition": placement.choice.partition,
+        "jobs": math.ceil(spec.max_duration / walltime_s) if chained and spec.max_duration and walltime_s else 1,
     }
 
 
@@ -246,16 +287,6 @@ def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
     return "no endpoint can run it now: " + "; ".join(
         f"{name}: {item.text}" for name, item in sorted(placement.obstacles.items())
     )
-
-
-def _time_left(session: Session, task: TaskRow, spec: TaskSpec) -> int | None:
-    """max_duration bounds the task, not each attempt."""
-    if spec.max_duration is None:
-        return None
-    if task.attempt == 0:
-        return spec.max_duration
-    spent = sa.select(sa.func.sum(JobRow.ended_at - JobRow.started_at)).where(JobRow.task_id == task.id)
-    return spec.max_duration - math.ceil(session.execute(spent).scalar_one() or 0)
 
 
 def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:

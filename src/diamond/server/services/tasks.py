@@ -21,7 +21,7 @@ from diamond.core.jobs import Job
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
-from diamond.server.services import bundles, lifecycle, planning
+from diamond.server.services import bundles, chains, lifecycle, planning
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, IdempotencyRow, JobRow, TaskRow
 
@@ -86,6 +86,7 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
         priority=spec.priority,
         created_at=now,
         attempt=0,
+        failures=0,
         detail="",
         pending_reason="",
         outputs=[],
@@ -224,6 +225,8 @@ def _cancel(ctx: Context, session: Session, task: TaskRow) -> list[str]:
         sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt == task.attempt).with_for_update()
     ).one_or_none()
     topics = [f"task:{task.id}", "events"]
+    ahead = session.scalars(sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt > task.attempt)).all()
+    topics += chains.drop(ctx, session, list(ahead))
     if job is None or JobState(job.state).is_final:
         lifecycle.end_task(session, task, now, reason=Reason.CANCELLED)
     elif job.delivered_at is None:
@@ -232,7 +235,7 @@ def _cancel(ctx: Context, session: Session, task: TaskRow) -> list[str]:
         lifecycle.end_task(session, task, now, reason=Reason.CANCELLED)
     else:
         job.desired = Desired.CANCEL.value
-        job.revision = planning.next_revision(session, job.endpoint_id)
+        job.revision = chains.next_revision(session, job.endpoint_id)
         topics.append(f"endpoint:{job.endpoint_id}")
     return topics
 
@@ -322,6 +325,7 @@ def to_task(row: TaskRow, endpoints: dict[str, _Where], **detail: Any) -> Task:
         ended_at=row.ended_at,
         next_attempt_at=row.next_attempt_at,
         pending_reason=where.explain(state) if where and stuck else row.pending_reason,
+        expected_start_at=row.expected_start_at,
         **detail,
     )
 
@@ -340,6 +344,10 @@ def to_job(row: JobRow, endpoints: dict[str, _Where]) -> Job:
         scheduler_id=row.scheduler_id,
         hosts=tuple(row.hosts),
         run_dir=row.run_dir,
+        partition=row.partition,
+        continues=row.continues,
+        pending_reason=row.pending_reason,
+        expected_start_at=row.expected_start_at,
         created_at=row.created_at,
         queued_at=row.queued_at,
         started_at=row.started_at,

@@ -55,18 +55,35 @@ class EndpointRow(Base):
     usage: Mapped[dict[str, Any] | None]
     revision: Mapped[int] = mapped_column(sa.BigInteger, default=0)  # newest desired-state change
     instance: Mapped[str | None]  # the agent home that speaks for it; None until one has
+    rotate_at: Mapped[float | None]  # when somebody asked its agent to take a new token; None once it has
+    removed_at: Mapped[float | None]  # kept for the record of its tasks; its name is then no longer a valid one
 
 
 class TokenRow(Base):
     """A credential of a user or of an endpoint's agent; only its hash is kept."""
 
     __tablename__ = "tokens"
+    __table_args__ = (sa.Index(None, "endpoint_id"),)
     id: Mapped[str] = mapped_column(primary_key=True)
     hash: Mapped[str] = mapped_column(unique=True)
     user_id: Mapped[str | None] = mapped_column(sa.ForeignKey("users.id"))
     endpoint_id: Mapped[str | None] = mapped_column(sa.ForeignKey("endpoints.id"))
     created_at: Mapped[float]
     revoked_at: Mapped[float | None]
+
+
+class EnrolmentRow(Base):
+    """A code that an agent may exchange for a token of its endpoint, once; only its hash is kept."""
+
+    __tablename__ = "enrolments"
+    __table_args__ = (sa.Index(None, "endpoint_id"),)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    endpoint_id: Mapped[str] = mapped_column(sa.ForeignKey("endpoints.id"))
+    code_hash: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
+    used_at: Mapped[float | None]
+    token_hash: Mapped[str | None]  # of the token it was exchanged for: the same exchange may be repeated
 
 
 class TaskRow(Base):
@@ -89,6 +106,8 @@ class TaskRow(Base):
     exit_code: Mapped[int | None]
     priority: Mapped[int] = mapped_column(default=0)
     pending_reason: Mapped[str] = mapped_column(default="")
+    expected_start_at: Mapped[float | None]
+    failures: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts that count against `retry`
     outputs: Mapped[list[Any]] = mapped_column(default=list, deferred=True)
     created_at: Mapped[float]
     started_at: Mapped[float | None]
@@ -120,6 +139,13 @@ class JobRow(Base):
     scheduler_id: Mapped[str | None]
     hosts: Mapped[list[Any]] = mapped_column(default=list)
     run_dir: Mapped[str] = mapped_column(default="")
+    partition: Mapped[str] = mapped_column(default="", server_default="")
+    gpu_type: Mapped[str] = mapped_column(default="", server_default="")
+    chained: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    continues: Mapped[str | None]  # the job whose work directory it goes on in
+    after: Mapped[str | None]  # the job it was queued behind, in advance
+    pending_reason: Mapped[str] = mapped_column(default="", server_default="")
+    expected_start_at: Mapped[float | None]
     created_at: Mapped[float]
     queued_at: Mapped[float | None]
     started_at: Mapped[float | None]

@@ -11,14 +11,15 @@ set -o noclobber
 set +o noclobber
 
 # A trap that does something is reset in children, so programs get the signal and this shell outlives them.
-trap : HUP INT TERM USR1 USR2
-began=${EPOCHREALTIME:-$(date +%s)}
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
+began=${EPOCHREALTIME:-$(date +%s)} warned= more=false
 
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
-  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"host":"%s"}' \
-    "$1" "$2" "${began/,/.}" "${ended/,/.}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
   mv -f exit.tmp exit.json
   exit "$2"
 }
@@ -28,12 +29,12 @@ DIAMOND_BASH=$BASH
 enter() {
   export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
   cd work || exit 73
-  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < ../env
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
 }
 
 # What this shell itself says of programs that are killed is noise in your log.
 exec 3>&2 2> /dev/null
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
-(enter; exec "$DIAMOND_BASH" ../run.sh) 2>&3 3>&-
+(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?

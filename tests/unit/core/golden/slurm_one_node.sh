@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Diamond job job_04. Generated; your commands are in run.sh and setup.sh beside it.
+cd -- /scratch/me/jobs/job_04 || exit 73
+
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+
+# A run directory starts once. Whoever makes this file first runs; a second submission of the same job
+# (after a crash between submitting and noting it) ends here without having done anything.
+{ read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; } 2>/dev/null
+fields=(0 ${stat##*) })
+set -o noclobber
+{ printf '%s %s %s\n' "$$" "${fields[20]:-0}" "${boot:-none}" > started; } 2>/dev/null || exit 75
+set +o noclobber
+
+# A trap that does something is reset in children, so programs get the signal and this shell outlives them.
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
+began=${EPOCHREALTIME:-$(date +%s)} warned= more=false
+
+# Room for the exit status was laid down beforehand; writing over it works on a full disk too.
+finish() {
+  local ended=${EPOCHREALTIME:-$(date +%s)}
+  if [[ $1 == run && ( $2 -eq 85 || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  mv -f exit.tmp exit.json
+  if [[ $more == false ]]; then : > over; fi
+  exit "$2"
+}
+
+# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
+DIAMOND_BASH=$BASH
+enter() {
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED=0
+  cd work || exit 73
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+}
+
+# What this shell itself says of programs that are killed is noise in your log.
+exec 3>&2 2> /dev/null
+
+# On many clusters only login shells know `module`.
+if ! type module; then
+  for init in "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/modules}/init/bash"; do
+    if [[ -r $init ]]; then . "$init"; break; fi
+  done
+fi 2> /dev/null > /dev/null
+for name in cuda/12.4 'it'"'"'s'; do module load "$name" 2>&3 || {
+  printf 'diamond: module load %s failed\n' "$name" >&3; finish setup 1
+}; done
+(enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
+: > setup.done
+DIAMOND_PYTHON=$(command -v python3 || command -v python3)
+(enter
+ exec "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 1 -- \
+   "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+child=$!
+trap 'warned=1; kill -USR1 "$child"' USR1
+trap 'kill -TERM "$child"' TERM
+while wait "$child"; code=$?; kill -0 "$child"; do :; done
+# A trap ends a wait early, and the child may have ended meanwhile: ask once more.
+wait "$child"; again=$?
+finish run "$((again == 127 ? code : again))"
