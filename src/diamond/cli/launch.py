@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from diamond.sdk.folders import Progress
 
 
+_SLURM = ("partition", "account", "qos", "constraint", "reservation", "time")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """What the command line says instead of the file. None: as in the file."""
@@ -35,6 +38,12 @@ class Changes:
     cpus: str | None = None
     memory: str | None = None
     gpus: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time: str | None = None
 
     def applied(self, raw: dict[str, Any]) -> dict[str, Any]:
         top = ("name", "num_nodes", "ranks_per_node", "max_duration", "priority")
@@ -47,11 +56,15 @@ class Changes:
         resources = found.get("resources") or {}
         if given and isinstance(resources, dict):
             found["resources"] = {**resources, **given}
+        said = {key: value for key in _SLURM if (value := getattr(self, key)) is not None}
+        slurm = found.get("slurm") or {}
+        if said and isinstance(slurm, dict):
+            found["slurm"] = {**slurm, **said}
         return found
 
     def option_for(self, field: str) -> str:
         """The option that gave a field of the spec its value; empty when it stands in the file."""
-        name = field.removeprefix("resources.")
+        name = field.removeprefix("resources.").removeprefix("slurm.")
         name = {"accelerators": "gpus"}.get(name, name)
         given = name in type(self).__dataclass_fields__ and getattr(self, name) is not None
         return f"--{name.replace('_', '-')}" if given else ""
@@ -203,6 +216,10 @@ def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
     print(f"  {render.clean(endpoint) if endpoint else 'nowhere at present'}")
     for sentence in plan.get("why") or ():
         print(f"  - {render.clean(sentence)}")
+    if (jobs := plan.get("jobs") or 1) > 1:
+        limit = render.written_duration(plan.get("time_limit_s") or 0)
+        print(f"  - one job may run for {limit} there, less than max_duration: about {jobs} jobs, one after the other.")
+        print("    Save your state when warned (SIGUSR1), and exit with code 85 to go on in the next")
     for name, why in (plan.get("others") or {}).items():
         print(f"  - not {render.clean(name)}: {render.clean(why)}")
 
