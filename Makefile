@@ -6,14 +6,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: help quickstart test check fmt serve figures docs system-packages clean
+.PHONY: help quickstart test check fmt serve site figures docs system-packages clean
 
 help:
 	@echo "make quickstart   install, start Diamond, train a PDE surrogate, show the result"
 	@echo "make test         install what the tests need, check the code, run every suite"
 	@echo "make serve        start the service with this machine as an endpoint (Ctrl-C stops it)"
+	@echo "make site         start a miniature HPC centre (Slurm, Apptainer) to play with; needs root on Debian"
 	@echo "make fmt check    format the code; lint, types and layers"
-	@echo "make docs         regenerate the REST and settings references"
+	@echo "make docs         regenerate the REST, settings and sites references"
 	@echo "make figures      draw the plots of benchmarks/results"
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -53,9 +54,13 @@ fmt: $(VENV)/.dev
 system-packages:
 	@scripts/system-packages
 
+site: $(VENV)/.dev system-packages
+	@$(BIN)/python -m testing.minihpc
+
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate_rest.py
 	@$(BIN)/python docs/generate_settings.py
+	@$(BIN)/python docs/generate_sites.py
 
 figures: $(VENV)/.dev
 	@$(BIN)/python benchmarks/figures.py

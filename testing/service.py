@@ -66,7 +66,7 @@ class Service:
 
     def start_agent(self, fault: str = "") -> None:
         folder = self.home.agent("local")
-        argv = [sys.executable, "-m", "diamond.agent", "--server", self.url]
+        argv = [sys.executable, "-m", "diamond.agent", "--scheduler", "local", "--server", self.url]
         argv += ["--token-file", str(folder / "token"), "--home", str(folder)]
         self.agent = self._start(argv, "agent.log", fault)
 

@@ -14,6 +14,7 @@ from diamond.server.services import bootstrap
 from diamond.server.services.context import Context
 from testing import postgres
 from testing.context import Clock, make_context
+from testing.minihpc.fixtures import old_site, site  # noqa: F401 - fixtures for every suite
 
 _numbers = itertools.count(1)
 
