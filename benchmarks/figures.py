@@ -17,6 +17,13 @@ PLOTS = ROOT / "docs" / "figures"
 MARK = re.compile(r"<!-- figures -->.*?(?:<!-- /figures -->|\Z)", re.DOTALL)
 WIDTH, BAR, GAP, LABEL = 720, 26, 12, 230
 
+# Where a benchmark has many figures with peers: those worth a picture. The table has them all.
+PICTURES = {
+    "slurm": re.compile(
+        r"launch to first output seen p50|submits a second|\d+ short tasks, end to end|queries a minute.*"
+    )
+}
+
 
 def compared(figure: dict[str, Any]) -> dict[str, float]:
     return {"diamond": figure["value"], **figure["peer"]}
@@ -54,7 +61,10 @@ def table(document: dict[str, Any]) -> str:
         peers = ", ".join(f"{name}: {value:.3g}" for name, value in figure["peer"].items())
         lines.append(f"| {figure['name']} | {figure['value']:.3g} {figure['unit']}{missed} | {aim} | {peers} |")
     where = f"{machine['cores']} cores, {document['at'][:10]}, Python {document['versions']['python']}"
-    return f"`benchmarks/{document['benchmark']}.py` ({where}):\n\n" + "\n".join(lines)
+    if "slurm" in document["versions"]:
+        where += f", Slurm {document['versions']['slurm']}"
+    absent = "".join(f"\n\nNot measured: {name} ({why})." for name, why in document.get("absent", {}).items())
+    return f"`benchmarks/{document['benchmark']}.py` ({where}):\n\n" + "\n".join(lines) + absent
 
 
 def main() -> None:
@@ -64,7 +74,8 @@ def main() -> None:
         document = json.loads(path.read_text())
         sections.append(table(document))
         for figure in document["figures"]:
-            if set(figure["peer"]) - {"python -c pass"}:
+            wanted = PICTURES.get(document["benchmark"])
+            if set(figure["peer"]) - {"python -c pass"} and (wanted is None or wanted.fullmatch(figure["name"])):
                 slug = re.sub(r"[^a-z0-9]+", "-", f"{document['benchmark']}-{figure['name']}".lower()).strip("-")
                 better = f"{figure['better']} is better"
                 (PLOTS / f"{slug}.svg").write_text(bars(figure, f"{figure['name']} ({figure['unit']}; {better})"))

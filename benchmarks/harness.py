@@ -19,7 +19,8 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(kw_only=True)
 class Figure:
-    """One measured number. `runs` keeps every raw repetition; `peer` what others gave in the same run."""
+    """One measured number. `runs` keeps every raw repetition (`peer_runs` the others'); `peer` what others gave in
+    the same run."""
 
     name: str
     value: float
@@ -28,6 +29,7 @@ class Figure:
     aim: float | None = None
     peer: dict[str, float] = field(default_factory=dict)
     runs: list[float] = field(default_factory=list)
+    peer_runs: dict[str, list[float]] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -42,9 +44,14 @@ class Figure:
 
 @dataclass
 class Bench:
+    """`packages` are looked up in this interpreter; `versions` come on top, of what runs elsewhere. `absent` says who
+    was not measured, and why."""
+
     name: str
     figures: list[Figure] = field(default_factory=list)
     packages: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str, better: str, **rest: Any) -> Figure:
         figure = Figure(name=name, value=round(value, 4), unit=unit, better=better, **rest)
@@ -54,6 +61,8 @@ class Bench:
 
     def finish(self, options: argparse.Namespace) -> int:
         self._print_table()
+        for name, why in self.absent.items():
+            print(f"not measured: {name}: {why}")
         if not options.quick or options.keep:
             RESULTS.mkdir(exist_ok=True)
             target = RESULTS / f"{self.name}.json"
@@ -69,7 +78,8 @@ class Bench:
             "benchmark": self.name,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "machine": machine(),
-            "versions": versions(self.packages),
+            "versions": versions(self.packages) | self.versions,
+            "absent": self.absent,
             "figures": [figure.to_json() for figure in self.figures],
         }
 

@@ -18,6 +18,7 @@ import httpx
 from diamond.agent.processes import is_running
 from diamond.core.home import ClientConfig, Home
 from diamond.core.rundir import RunDir, read_process_mark
+from diamond.core.tls import client_context
 from diamond.sdk.client import Client
 from testing.postgres import free_port
 from testing.waiting import eventually
@@ -35,7 +36,7 @@ class Service:
         self.home = Home(folder)
         self.home.make()
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{self.port}"
         settings |= {"port": str(self.port), "embedded": "local", "database_url": database_url or ""}
         self._settings = {f"DIAMOND_{key.upper()}": value for key, value in settings.items()}
         self.server: subprocess.Popen[bytes] | None = None
@@ -59,6 +60,11 @@ class Service:
         bin_dir = str(Path(sys.executable).parent)
         return {**kept, "DIAMOND_HOME": str(self.home.path), "PATH": f"{bin_dir}:{kept.get('PATH', '')}"}
 
+    @property
+    def ca_file(self) -> Path:
+        """The authority to trust, where the service was given `tls`."""
+        return self.home.server / "tls" / "ca.pem"
+
     def start_server(self, fault: str = "", *, wait: bool = True) -> None:
         self.server = self._start([sys.executable, "-m", "diamond.server"], "server.log", fault)
         if wait:
@@ -68,6 +74,7 @@ class Service:
         folder = self.home.agent("local")
         argv = [sys.executable, "-m", "diamond.agent", "--scheduler", "local", "--server", self.url]
         argv += ["--token-file", str(folder / "token"), "--home", str(folder)]
+        argv += ["--ca", str(self.ca_file)] if self.ca_file.exists() else []
         self.agent = self._start(argv, "agent.log", fault)
 
     def _start(self, argv: list[str], log: str, fault: str) -> subprocess.Popen[bytes]:
@@ -83,7 +90,8 @@ class Service:
             if self.server.poll() is not None:
                 raise AssertionError(f"the server ended:\n{self.log_tail('server.log')}")
             try:
-                return httpx.get(f"{self.url}/api/v1/health", timeout=2).status_code == 200
+                trust = client_context(self.ca_file) if self.ca_file.exists() else True
+                return httpx.get(f"{self.url}/api/v1/health", timeout=2, verify=trust).status_code == 200
             except httpx.HTTPError:
                 return False
 
@@ -99,7 +107,7 @@ class Service:
     def client(self) -> Client:
         config = ClientConfig.load(self.home)
         assert config is not None, "the server left no client.json"
-        return Client(url=config.url, token=config.token)
+        return Client(url=config.url, token=config.token, ca_file=config.ca)
 
     def log_tail(self, name: str, lines: int = 40) -> str:
         path = self.home.path / name

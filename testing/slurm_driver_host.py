@@ -7,7 +7,9 @@ driver.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -15,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from diamond.agent.schedulers.base import Observed, Submission
 from diamond.core.codec import decode, encode
@@ -31,24 +33,26 @@ ANSWER_S = 60.0
 class RemoteScheduler:
     """A `Scheduler` whose driver works inside a site."""
 
-    def __init__(self, site: Any, jobs_dir: str, *, env: Mapping[str, str] | None = None, user: str = "user1") -> None:
+    def __init__(self, site: Any, jobs_dir: str, *, log: IO[str], env: Mapping[str, str] | None = None) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[int, Observed]] = {}
         self._process = site.popen(
             ["python3", "-m", "testing.slurm_driver_host", jobs_dir],
-            user=user,
+            user="user1",
             env={"PYTHONPATH": PYTHONPATH, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=sys.stderr,
+            stderr=log,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def call(self, method: str, **arguments: Any) -> Any:
         with self._lock:
+            if self._process.poll() is not None:
+                raise BrokenPipeError("the driver has ended")
             self._process.stdin.write(json.dumps({"method": method, **arguments}, default=str) + "\n")
             self._process.stdin.flush()
             answer = self._answers.get(timeout=ANSWER_S)
@@ -99,14 +103,20 @@ class RemoteScheduler:
 
     def kill(self) -> None:
         """SIGKILL, as the power going off would feel."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait(10)
+        self.end()
+
+    def end(self) -> None:
+        """See to it that nothing is left, whatever has become of it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(10)
         self._tidy()
 
     def _tidy(self) -> None:
         self._reader.join(10)
         for stream in (self._process.stdin, self._process.stdout):
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def _read(self) -> None:
         for line in self._process.stdout:
@@ -123,10 +133,12 @@ class Host:
 
     def __init__(self, jobs_dir: Path) -> None:
         from diamond.agent.schedulers.slurm import SlurmScheduler
+        from diamond.agent.schedulers.slurm_commands import TIMEOUT_S, Commands
 
         self._out_lock = threading.Lock()
         self._versions: dict[str, tuple[int, Observed]] = {}
-        self.scheduler = SlurmScheduler(jobs_dir)
+        commands = Commands(timeout_s=float(os.environ.get("COMMAND_TIMEOUT_S", TIMEOUT_S)))
+        self.scheduler = SlurmScheduler(jobs_dir, commands=commands)
         self.scheduler.wake = lambda: self.say({"wake": True})
 
     def say(self, answer: dict[str, Any]) -> None:

@@ -77,9 +77,7 @@ def troubles(cluster: Cluster, chance: random.Random) -> list[Callable[[], None]
         site.network.mend()
 
     def controller_away() -> None:
-        site.kill_controller()
-        time.sleep(4)
-        site.start_controller()
+        site.restart_controller()
 
     def requeue_one() -> None:
         found = site.run(["squeue", "--noheader", "--states=PENDING", "-o", "%i"], user="root").stdout.split()
@@ -157,7 +155,13 @@ def check(cluster: Cluster, ids: dict[int, str]) -> None:
         def states() -> Counter[TaskState]:
             return Counter(client.tasks.get(task_id).state for task_id in ids.values())
 
-        eventually(lambda: all(state.is_final for state in states()), within_s=240, every_s=2, what="all are over")
+        try:
+            eventually(lambda: all(state.is_final for state in states()), within_s=100, every_s=2, what="all are over")
+        except AssertionError:
+            for argv in (["sinfo", "-N", "-l"], ["squeue", "--states=all"]):
+                print(cluster.site.run(argv, user="root", check=False).stdout[-3000:])
+            print(states(), cluster.service.log_tail("cluster-agent.log", 30))
+            raise
         for number, task_id in ids.items():
             task = client.tasks.get(task_id)
             wanted = (

@@ -10,7 +10,6 @@ Owns the size bound. Must not know jobs or run directories.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from diamond.agent.link import Link
 from diamond.core.bundles import Manifest, check_manifest, is_digest
 from diamond.core.codec import decode, encode
+from diamond.core.compat import sha256_of
 from diamond.core.errors import DigestMismatch, ServerUnreachable
 from diamond.core.rundir import write_atomic
 
@@ -164,4 +164,4 @@ def _hex(digest: str) -> str:
 
 def _digest_of(path: Path) -> str:
     with open(path, "rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        return "sha256:" + sha256_of(file)

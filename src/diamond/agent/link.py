@@ -11,13 +11,22 @@ import http.client
 import json
 import random
 import socket
-import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, TooLarge, error_from_json
+from diamond.agent.credentials import Credentials
+from diamond.core.errors import (
+    DiamondError,
+    ProtocolError,
+    ServerUnreachable,
+    TooLarge,
+    Unauthenticated,
+    error_from_json,
+)
+from diamond.core.tls import client_context, explain
 from diamond.core.wire import INSTANCE_HEADER
 
 _PREFIX = "/api/v1"
@@ -47,15 +56,31 @@ class Backoff:
 class Link:
     """Thread-safe: each thread has its own connection."""
 
-    def __init__(self, server_url: str, token: str, *, instance: str = "") -> None:
+    def __init__(
+        self,
+        server_url: str,
+        token: str | Credentials,
+        *,
+        instance: str = "",
+        ca_file: Path | None = None,
+        ca_pem: str | None = None,
+    ) -> None:
+        """`ca_file` (or its text, `ca_pem`) is the one authority to trust, instead of the system's.
+
+        Raises:
+            ProtocolError: the address is none.
+            InstallationProblem: `ca_file` cannot be used.
+        """
         parts = urllib.parse.urlsplit(server_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ProtocolError(f"{server_url!r} is not the address of a server", hint="write e.g. https://host:7421")
         self._host = parts.hostname
         self._port = parts.port
-        self._base = parts.path.rstrip("/") + _PREFIX
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._headers = {"Authorization": f"Bearer {token}", "User-Agent": "diamond-agent"}
+        self._root = parts.path.rstrip("/")
+        self._base = self._root + _PREFIX
+        self._tls = client_context(ca_file, ca_pem=ca_pem) if parts.scheme == "https" else None
+        self.credentials = token if isinstance(token, Credentials) else Credentials(token)
+        self._headers = {"User-Agent": "diamond-agent"}
         if instance:
             self._headers[INSTANCE_HEADER] = instance
         self._local = threading.local()
@@ -84,12 +109,40 @@ class Link:
             return _json_of(answer)
 
     def send_bytes(
-        self, method: str, path: str, data: bytes, *, query: Mapping[str, str | int | float] | None = None
+        self,
+        method: str,
+        path: str,
+        data: bytes,
+        *,
+        query: Mapping[str, str | int | float] | None = None,
+        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """Send raw bytes; the answer is JSON. Raises as `call` does."""
         headers = {"Content-Type": "application/octet-stream"}
-        with self._exchange(method, path, data, headers, query, ANSWER_TIMEOUT_S) as answer:
+        with self._exchange(method, path, data, headers, query, timeout_s) as answer:
             return _json_of(answer)
+
+    def fetch_bytes(
+        self, path: str, *, query: Mapping[str, str | int | float] | None = None, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> bytes:
+        """The bytes of a small answer. Raises as `call` does."""
+        with self._exchange("GET", path, None, {}, query, timeout_s) as answer:
+            try:
+                return answer.read()  # without a number it notices an answer that broke off
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+
+    def fetch_file(self, path: str) -> bytes:
+        """A small file beside the API, such as the one-file agent. Raises as `call` does."""
+        with self._exchange("GET", path, None, {}, None, ANSWER_TIMEOUT_S, base=self._root) as answer:
+            try:
+                return answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+
+    def release(self) -> None:
+        """Close this thread's connection: the thread ends, or will not speak for long."""
+        self._drop()
 
     @contextlib.contextmanager
     def download(self, path: str, *, offset: int = 0) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -134,9 +187,16 @@ class Link:
         headers: dict[str, str],
         query: Mapping[str, str | int | float] | None,
         timeout_s: float,
+        base: str | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        target = self._base + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        answer = self._request(method, target, data, {**self._headers, **headers}, timeout_s)
+        target = (self._base if base is None else base) + path
+        target += f"?{urllib.parse.urlencode(query)}" if query else ""
+        used = self.credentials.token
+        answer = self._request(method, target, data, self._with_token(used, headers), timeout_s)
+        if answer.status == Unauthenticated.status and (token := self.credentials.newer_than(used)):
+            # Another thread replaced the token meanwhile, or the agent was enrolled anew.
+            self._drop()
+            answer = self._request(method, target, data, self._with_token(token, headers), timeout_s)
         try:
             if answer.status >= 400:
                 raise self._refusal(answer)
@@ -145,6 +205,9 @@ class Link:
             # What is left unread would be taken for the next answer; a torn connection is cheaper than draining a blob.
             if not answer.isclosed() or answer.will_close:
                 self._drop()
+
+    def _with_token(self, token: str, headers: dict[str, str]) -> dict[str, str]:
+        return {**({"Authorization": f"Bearer {token}"} if token else {}), **self._headers, **headers}
 
     def _request(
         self, method: str, target: str, data: bytes | None, headers: dict[str, str], timeout_s: float
@@ -212,6 +275,8 @@ class Link:
         return error_from_json(body)
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
+        if (found := explain(error, self.where)) is not None:
+            return ServerUnreachable(found[0], hint=found[1])
         return ServerUnreachable(f"no answer from {self.where}: {str(error) or type(error).__name__}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import getpass
 import json
 import logging
@@ -17,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -25,9 +24,12 @@ from typing import TextIO
 
 from diamond import __version__
 from diamond.agent.cache import Cache
+from diamond.agent.config import instance_of
+from diamond.agent.credentials import Credentials
 from diamond.agent.gpus import GpuMonitor
 from diamond.agent.journal import Journal
 from diamond.agent.link import Link
+from diamond.agent.lock import LOCK_FILE, held
 from diamond.agent.loop import Loop
 from diamond.agent.machine import disk
 from diamond.agent.outputs import Collector
@@ -35,15 +37,15 @@ from diamond.agent.policy import PolicyFile
 from diamond.agent.poller import Poller
 from diamond.agent.reporter import Reporter
 from diamond.agent.sampler import Sampler
-from diamond.agent.schedulers.base import HasProcesses, Scheduler
-from diamond.agent.schedulers.local import LocalScheduler
+from diamond.agent.schedulers.base import HasProcesses, HasShells, LearnsFacts, Scheduler
+from diamond.agent.schedulers.choice import choose
 from diamond.agent.session import Session
+from diamond.agent.shells import Shells
+from diamond.agent.site_facts import SiteWatch
 from diamond.agent.staging import Stager
 from diamond.agent.table import JobTable
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
-from diamond.core.errors import Conflict, InstallationProblem
-from diamond.core.ids import new_id
-from diamond.core.rundir import write_atomic
+from diamond.core.errors import InstallationProblem
 
 log = logging.getLogger(__name__)
 
@@ -72,27 +74,13 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
     logger.propagate = False
 
 
-@contextlib.contextmanager
-def only_one(home: Path) -> Iterator[None]:
+def only_one(home: Path, on_lost: Callable[[str], None] | None = None) -> contextlib.AbstractContextManager[None]:
     """Hold agent.lock: two agents on one home would each start the other's jobs.
 
     Raises:
         Conflict: naming the process that holds it.
     """
-    fd = os.open(home / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "unknown"
-            raise Conflict(
-                f"another agent already works in {home} (process {holder})", hint="stop it first, or use another home"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} on {platform.node()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(fd)
+    return held(home / LOCK_FILE, on_lost)
 
 
 class Agent:
@@ -106,7 +94,7 @@ class Agent:
         scheduler: Callable[[Path], Scheduler] | None = None,
         take_over: bool = False,
     ) -> None:
-        """`scheduler` makes one for a jobs directory; by default the local one.
+        """`scheduler` makes one for a jobs directory; by default what `choose` finds for this home.
 
         Raises:
             InstallationProblem: policy.toml is wrong.
@@ -120,9 +108,9 @@ class Agent:
         self._session = Session(link, self._facts, take_over=take_over)
         self._table = JobTable()
         self._journal = Journal(home / "journal.jsonl")
-        self._scheduler = (scheduler or LocalScheduler)(jobs_dir)
+        self._scheduler = (scheduler or choose(None, home))(jobs_dir)
         cache = Cache(home / "cache", self._link)
-        self._stager = Stager(cache=cache, stop=self._stop)
+        self._stager = Stager(cache=cache, stop=self._stop, scheduler=self._scheduler.capacity().scheduler)
         self._loop = Loop(
             jobs_dir=jobs_dir,
             scheduler=self._scheduler,
@@ -135,12 +123,20 @@ class Agent:
             cache=cache,
             stop=self._stop,
         )
+        self._shells = Shells(
+            link=self._link,
+            scheduler=self._scheduler,
+            is_running=self._table.is_running,
+            refusal=lambda: "" if self._allows_shells() else "policy.toml: allow_shells = false",
+        )
         self._poller = Poller(
             link=self._link,
             session=self._session,
             stop=self._stop,
             on_orders=self._loop.take_orders,
             on_misfit=self._loop.take_misfit,
+            shells=self._shells,
+            on_rotate=(lambda: link.credentials.rotate(link.call)) if link.credentials.can_rotate else None,
         )
         self._reporter = Reporter(
             link=self._link,
@@ -153,6 +149,14 @@ class Agent:
         self._table.on_news = self._reporter.wake
         source = self._scheduler
         self._sampler = Sampler(source, GpuMonitor()) if isinstance(source, HasProcesses) else None
+        if isinstance(source, LearnsFacts):
+            source.on_new_facts = self._say_again
+        self._site = SiteWatch(
+            home,
+            run_root=jobs_dir,
+            cluster_name=lambda: str(getattr(source, "cluster_name", "")),
+            on_change=self._say_again,
+        )
 
     def run(self, *, once: bool = False) -> None:
         """Work until `stop`; with `once`, until every order there was is delivered."""
@@ -160,10 +164,13 @@ class Agent:
         self._reporter.start()
         if self._sampler is not None:
             self._sampler.start()
+        self._site.start()
         try:
             self._loop.run(lambda: once and self._loop.is_idle)
         finally:
             self.stop()
+            self._site.close()
+            self._shells.close(within_s=3.0)
             self._session.take_leave()
             self._link.close()  # ends the long poll
             if self._sampler is not None:
@@ -179,24 +186,38 @@ class Agent:
         self._loop.wake()
         self._reporter.wake()
 
+    def _allows_shells(self) -> bool:
+        return self._policy.policy.allow_shells
+
+    def _say_again(self) -> None:
+        self._session.greet_again()
+        self._reporter.wake()
+
     def _facts(self) -> EndpointFacts:
         policy = self._policy.policy
-        return dataclasses.replace(
+        site = self._site.facts
+        facts = dataclasses.replace(
             self._scheduler.capacity(),
             os_user=_user(),
             agent_version=__version__,
             python=platform.python_version(),
-            max_walltime_s=policy.max_walltime,
             policy=policy.describe(),
+            runtimes=site.runtimes,
+            filesystems=site.filesystems,
+            site=site.site,
+            site_name=site.site_name,
+            allows_shells=isinstance(self._scheduler, HasShells),
         )
+        return policy.filter_facts(facts)
 
     def _usage(self) -> EndpointUsage:
         space = disk(self._home)
-        warnings = list(self._loop.warnings())
+        used = self._scheduler.usage()
+        warnings = [*used.warnings, *self._loop.warnings(), *self._site.facts.warnings]
         if space.is_full:
             warnings.append(f"{self._home}: disk full")
         return dataclasses.replace(
-            self._scheduler.usage(),
+            used,
             at=time.time(),
             cpu_percent=self._sampler.cpu_percent if self._sampler else 0.0,
             mem_bytes_used=self._sampler.mem_bytes_used if self._sampler else 0,
@@ -213,28 +234,26 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def instance_of(home: Path) -> str:
-    """What this home is called, from its first start on: the server lets only one speak for an endpoint."""
-    path = home / "instance"
-    try:
-        if name := path.read_text().strip():
-            return name
-    except FileNotFoundError:
-        pass
-    name = new_id("agt")
-    write_atomic(path, name.encode())
-    return name
-
-
-def run(*, server_url: str, token: str, home: Path, once: bool = False, take_over: bool = False) -> int:
+def run(
+    *,
+    server_url: str,
+    token: str | Credentials,
+    home: Path,
+    ca_file: Path | None = None,
+    once: bool = False,
+    take_over: bool = False,
+    scheduler: str | None = None,
+) -> int:
     """Be the agent of `home`. Blocks until SIGTERM or SIGINT, which end the agent and leave its jobs alone.
 
     Args:
         server_url: e.g. ``https://diamond.example.org``.
         token: the endpoint's agent token.
         home: the agent's directory; made if need be.
+        ca_file: the one authority to trust over HTTPS, instead of the system's.
         once: return as soon as everything ordered so far is done and delivered.
         take_over: replace another home that spoke for this endpoint and is lost.
+        scheduler: "slurm", "local" or "auto"; None takes what the home says.
 
     Returns:
         The exit status, 0.
@@ -249,8 +268,9 @@ def run(*, server_url: str, token: str, home: Path, once: bool = False, take_ove
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise InstallationProblem(f"{home}: {error.strerror}") from error
-    with only_one(home):
-        agent = Agent(link=Link(server_url, token, instance=instance_of(home)), home=home, take_over=take_over)
+    with only_one(home, lambda _other: agent.stop()):
+        link = Link(server_url, token, instance=instance_of(home), ca_file=ca_file)
+        agent = Agent(link=link, home=home, scheduler=choose(scheduler, home), take_over=take_over)
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
             log.info("%s: stopping; jobs go on", signal.Signals(number).name)

@@ -8,25 +8,50 @@ from __future__ import annotations
 
 import logging
 import os
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from diamond.core.codec import decode
+from diamond.core.compat import tomllib
 from diamond.core.durations import format_duration, parse_duration
+from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import InstallationProblem, InvalidInput
 from diamond.core.resources import Resources, parse_memory
+from diamond.core.sbatch_layout import split_gres
+from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
 
 log = logging.getLogger(__name__)
 _GIB = 1024**3
+UNKNOWN_USER = "unknown"  # what rules call somebody of whom the server says no name
+# Options of sbatch that get more than the fields of a task say, by the limit they would get around.
+_GETS_CPUS = (
+    "mincpus", "sockets-per-node", "cores-per-socket", "extra-node-info", "cpus-per-gpu", "tres-per-task", "resources",
+)  # fmt: skip
+_GETS_GPUS = ("gpus-per-socket", "tres-per-task", "resources")
+_ADDRESS = re.compile(r"\b(?!file:)[a-z][a-z0-9+.-]*://(?!/)[^,;\s]*")  # docker://…: a place elsewhere
+_PATH = re.compile(r"(?:^|[=,:;\s])((?:~[\w.-]*)?/[^=,:;\s]*|(?:[^=,:;\s]*/)?\.\.(?:/[^=,:;\s]*)?(?=[=,:;\s]|$))")
 
 
 def _number(raw: object) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or raw < 0:
         raise ValueError(f"must be a whole number, 0 or more, not {str(raw)[:40]!r}")
+    return raw
+
+
+def _hours(raw: object) -> float:
+    if not isinstance(raw, int | float) or isinstance(raw, bool) or not 0 <= raw < 1e12:
+        raise ValueError(f"must be a number of hours, 0 or more, not {str(raw)[:40]!r}")
+    return float(raw)
+
+
+def _flag(raw: object) -> bool:
+    if not isinstance(raw, bool):
+        raise ValueError(f"must be true or false, not {str(raw)[:40]!r}")
     return raw
 
 
@@ -40,74 +65,225 @@ def _bytes(raw: object) -> int:
 
 
 def _names(raw: object) -> tuple[str, ...]:
-    if not isinstance(raw, list) or not all(isinstance(name, str) for name in raw):
+    if not isinstance(raw, list) or not all(isinstance(name, str) and name.strip() for name in raw):
         raise ValueError('must be a list of names, such as ["WANDB_API_KEY"]')
-    return tuple(raw)
+    return tuple(name.strip() for name in raw)
 
 
-def _rule(parse: Callable[[object], Any], default: Any = None) -> Any:
-    return field(default=default, metadata={"parse": parse})
+def _options(raw: object) -> tuple[str, ...]:
+    return tuple(name.removeprefix("--") for name in _names(raw))
+
+
+def _folders(raw: object) -> tuple[str, ...]:
+    folders = tuple(os.path.expanduser(name) for name in _names(raw))
+    for folder in folders:
+        if not folder.startswith("/"):
+            raise ValueError(f'must be a list of absolute paths, such as ["/scratch"], not {folder[:60]!r}')
+    return folders
+
+
+def _rule(parse: Callable[[object], Any], default: Any = None, show: Callable[[Any], str] = str) -> Any:
+    return field(default=default, metadata={"parse": parse, "show": show})
+
+
+def show_bytes(num_bytes: int) -> str:
+    """``8 GiB``, ``512 MiB``: in the unit that leaves a number people can read."""
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _hours_text(hours: float) -> str:
+    return f"{hours:.6g}"
+
+
+def _flag_text(value: bool) -> str:
+    return str(value).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The rules. None means no rule."""
+    """The rules. None means no rule. Names may hold * and ?. An empty list of allowed ones allows none."""
 
     max_nodes: int | None = _rule(_number)
-    max_walltime: int | None = _rule(parse_duration)  # seconds
+    max_walltime: int | None = _rule(parse_duration, show=format_duration)  # seconds
     max_cpus: int | None = _rule(_number)  # per node
     max_gpus: int | None = _rule(_number)  # per node
-    max_memory: int | None = _rule(_bytes)  # bytes per node
+    max_memory: int | None = _rule(_bytes, show=show_bytes)  # bytes per node
+    max_gpu_hours: float | None = _rule(_hours, show=_hours_text)  # per job
     max_concurrent_jobs: int | None = _rule(_number)
-    allowed_envs: tuple[str, ...] | None = _rule(_names)
-    denied_envs: tuple[str, ...] = _rule(_names, ())
-    keep_finished: int = _rule(parse_duration, 7 * 86400)  # seconds
-    max_output_bytes: int = _rule(_bytes, _GIB)  # per task
-    cache_bytes: int = _rule(_bytes, 20 * _GIB)
+    allowed_users: tuple[str, ...] | None = _rule(_names, show=_listed)
+    allowed_accounts: tuple[str, ...] | None = _rule(_names, show=_listed)
+    denied_accounts: tuple[str, ...] = _rule(_names, (), _listed)
+    allowed_partitions: tuple[str, ...] | None = _rule(_names, show=_listed)
+    denied_partitions: tuple[str, ...] = _rule(_names, (), _listed)
+    allowed_qos: tuple[str, ...] | None = _rule(_names, show=_listed)
+    allowed_extra: tuple[str, ...] | None = _rule(_options, show=_listed)
+    allowed_envs: tuple[str, ...] | None = _rule(_names, show=_listed)
+    denied_envs: tuple[str, ...] = _rule(_names, (), _listed)
+    containers_only: bool = _rule(_flag, False, _flag_text)
+    path_roots: tuple[str, ...] | None = _rule(_folders, show=_listed)
+    queue_ahead: bool = _rule(_flag, True, _flag_text)
+    allow_shells: bool = _rule(_flag, True, _flag_text)
+    keep_finished: int = _rule(parse_duration, 7 * 86400, format_duration)  # seconds
+    max_output_bytes: int = _rule(_bytes, _GIB, show_bytes)  # per task
+    cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes)
 
     def refusal(self, order: JobOrder) -> str:
-        """The rule an order breaks, with both numbers; empty when it is allowed."""
-        spec = order.spec
-        needs = spec.resources
-        time_limit_s = order.time_limit_s or 0
-        for rule, allowed, asked, show in (
-            ("max_nodes", self.max_nodes, spec.num_nodes, str),
-            ("max_cpus", self.max_cpus, needs.cpus_min, str),
-            ("max_gpus", self.max_gpus, needs.gpus, str),
-            ("max_memory", self.max_memory, needs.mem_bytes_min, _show_bytes),
-            ("max_walltime", self.max_walltime, time_limit_s, format_duration),
-        ):
-            if allowed is not None and asked > allowed:
-                return f"policy.toml: {rule} = {show(allowed)}, the task asks for {show(asked)}"
-        for name in spec.envs:
-            if name in self.denied_envs:
-                return f"policy.toml: denied_envs names {name}, which the task sets"
-            if self.allowed_envs is not None and name not in self.allowed_envs:
-                return f"policy.toml: allowed_envs does not name {name}, which the task sets"
+        """The rule an order breaks, its value and what was asked; empty when it is allowed."""
+        for broken in self._broken(order):
+            return f"policy.toml: {broken}"
         return ""
+
+    def _broken(self, order: JobOrder) -> Iterator[str]:
+        yield from self._who(order)
+        yield from self._how_much(order)
+        yield from self._what(order.spec)
+
+    def _who(self, order: JobOrder) -> Iterator[str]:
+        slurm = order.spec.slurm
+        user = order.user or UNKNOWN_USER
+        partitions = tuple(name for name in (order.partition or slurm.partition or "").split(",") if name)
+        yield from self._named("allowed_users", (user,), "the task is of user {}")
+        # Without a name Slurm takes a default that only it knows, which may be any.
+        yield from self._named("allowed_accounts", (slurm.account or "",), "the task charges {}", "slurm.account")
+        yield from self._named("allowed_partitions", partitions or ("",), "the task asks for {}", "slurm.partition")
+        yield from self._named("allowed_qos", (slurm.qos,) if slurm.qos else (), "the task asks for {}")
+        for rule, names in (("denied_accounts", (slurm.account,)), ("denied_partitions", partitions)):
+            for name in names:
+                if name and _matches(name, getattr(self, rule)):
+                    yield f"{rule} = {_listed(getattr(self, rule))}, the task asks for {name}"
+
+    def _named(self, rule: str, names: Iterable[str], text: str, field_name: str = "") -> Iterator[str]:
+        allowed = getattr(self, rule)
+        for name in names if allowed is not None else ():
+            if not name:
+                yield f"{rule} = {_listed(allowed)}, the task names none (set {field_name})"
+            elif not _matches(name, allowed):
+                yield f"{rule} = {_listed(allowed)}, {text.format(name)}"
+
+    def _how_much(self, order: JobOrder) -> Iterator[str]:
+        spec, needs = order.spec, order.spec.resources
+        gpus = needs.gpus + sum(one.count for one in split_gres(spec.slurm.gres)[0])
+        for rule, asked in (
+            ("max_nodes", spec.num_nodes),
+            ("max_cpus", needs.cpus_min),
+            ("max_gpus", gpus),
+            ("max_memory", needs.mem_bytes_min),
+            ("max_walltime", order.time_limit_s or 0),
+        ):
+            allowed = getattr(self, rule)
+            if allowed is not None and asked > allowed:
+                yield f"{rule} = {self._shown(rule)}, the task asks for {_show(rule, asked)}"
+        yield from self._gpu_hours(order, gpus)
+        for rule, around in (("max_cpus", _GETS_CPUS), ("max_gpus", _GETS_GPUS), ("max_gpu_hours", _GETS_GPUS)):
+            if getattr(self, rule) is None:
+                continue
+            if spec.slurm.exclusive:
+                yield f"{rule} = {self._shown(rule)}, the task asks for whole nodes (slurm.exclusive)"
+            for name, option in _extra(spec):
+                if name in around:
+                    yield f"{rule} = {self._shown(rule)}, which {option[:80]} in slurm.extra would get around"
+
+    def _gpu_hours(self, order: JobOrder, gpus: int) -> Iterator[str]:
+        limit_s = self.time_limit_s(order)
+        if self.max_gpu_hours is None or not gpus:
+            return
+        shown = f"max_gpu_hours = {self._shown('max_gpu_hours')}"
+        num_nodes = order.spec.num_nodes
+        asked = f"{num_nodes} x {gpus} GPUs"
+        if limit_s is None:
+            yield f"{shown}, the task asks for {asked} without a time limit (set max_duration)"
+        elif (hours := gpus * num_nodes * limit_s / 3600) > self.max_gpu_hours:
+            yield f"{shown}, the task asks for {_hours_text(hours)}: {asked} for {format_duration(limit_s)}"
+
+    def _what(self, spec: TaskSpec) -> Iterator[str]:
+        image = spec.resources.image_id or ""
+        if self.containers_only and not image:
+            yield "containers_only = true, the task names no image (set resources.image_id)"
+        if self.allowed_extra is not None:
+            for name, _ in _extra(spec):
+                if not _matches(name, self.allowed_extra):
+                    yield f"allowed_extra = {_listed(self.allowed_extra)}, the task uses --{name}"
+        if self.path_roots is not None:
+            for where, text in (("resources.image_id", image), *(("slurm.extra", one) for one in spec.slurm.extra)):
+                for path in _PATH.findall(_ADDRESS.sub("", text)):
+                    if not _is_under(path, self.path_roots):
+                        yield f"path_roots = {_listed(self.path_roots)}, the task names {path[:200]} in {where}"
+        for name in spec.envs:
+            if _matches(name, self.denied_envs):
+                yield f"denied_envs names {name}, which the task sets"
+            if self.allowed_envs is not None and not _matches(name, self.allowed_envs):
+                yield f"allowed_envs does not name {name}, which the task sets"
 
     def time_limit_s(self, order: JobOrder) -> int | None:
         """The order's limit; where it has none, the policy's."""
         return self.max_walltime if order.time_limit_s is None else order.time_limit_s
+
+    def filter_facts(self, facts: EndpointFacts) -> EndpointFacts:
+        """What the endpoint has to offer under these rules, so that the server does not offer more."""
+        accounts = _allowed(facts.accounts, self.allowed_accounts, self.denied_accounts)
+        if not accounts and self.allowed_accounts is not None:
+            # None known would mean that any will do.
+            accounts = tuple(name for name in self.allowed_accounts if not set(name) & set("*?["))
+        qos = _allowed(facts.qos, self.allowed_qos)
+        names = [partition.name for partition in facts.partitions]
+        kept = _allowed(names, self.allowed_partitions, self.denied_partitions)
+        return replace(
+            facts,
+            partitions=tuple(partition for partition in facts.partitions if partition.name in kept),
+            accounts=accounts,
+            default_account=facts.default_account if facts.default_account in accounts or not facts.accounts else "",
+            qos=qos,
+            max_walltime_s=self.max_walltime,
+            queues_ahead=facts.queues_ahead and self.queue_ahead,
+            allows_shells=facts.allows_shells and self.allow_shells,
+        )
 
     def describe(self) -> dict[str, str]:
         """The rules in force, for people."""
         shown: dict[str, str] = {}
         for rule in fields(self):
             value = getattr(self, rule.name)
-            if value is None or value == ():
-                continue
-            if rule.name in ("max_walltime", "keep_finished"):
-                shown[rule.name] = format_duration(value)
-            elif rule.name in ("max_memory", "max_output_bytes", "cache_bytes"):
-                shown[rule.name] = _show_bytes(value)
-            else:
-                shown[rule.name] = ", ".join(value) if isinstance(value, tuple) else str(value)
+            is_idle = value is None or (value == () and rule.default == ())
+            if not is_idle and not (isinstance(value, bool) and value == rule.default):
+                shown[rule.name] = self._shown(rule.name)
         return shown
 
+    def _shown(self, rule: str) -> str:
+        return _show(rule, getattr(self, rule))
 
-def _show_bytes(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.4g} GiB"
+
+def _show(rule: str, value: Any) -> str:
+    return str(Policy.__dataclass_fields__[rule].metadata["show"](value))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _allowed(names: Iterable[str], allowed: tuple[str, ...] | None, denied: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return tuple(name for name in names if (allowed is None or _matches(name, allowed)) and not _matches(name, denied))
+
+
+def _extra(spec: TaskSpec) -> Iterator[tuple[str, str]]:
+    for option in spec.slurm.extra:
+        yield option.removeprefix("--").partition("=")[0], option
+
+
+def _is_under(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether a path of this machine lies in one of these folders, symbolic links followed."""
+    if not path.startswith(("/", "~")):
+        return False  # out of the run directory, to who knows where
+    real = os.path.realpath(os.path.expanduser(re.sub("^/+", "/", path)))
+    return any(os.path.commonpath((real, root)) == root for root in map(os.path.realpath, roots))
 
 
 def parse_policy(raw: Mapping[str, Any]) -> Policy:
@@ -125,6 +301,8 @@ class PolicyFile:
         self.warning = ""
         try:
             self.policy = self._load()
+        except FileNotFoundError:
+            self.policy = Policy()
         except (InvalidInput, OSError, ValueError) as error:
             raise InstallationProblem(f"{path}: {error}", hint="mend the file and start the agent again") from error
 
@@ -136,6 +314,10 @@ class PolicyFile:
         self._stamp = stamp
         try:
             policy = self._load()
+        except FileNotFoundError:
+            # Some editors take the file away before they put the new one there; that must not open the endpoint.
+            self.warning = "policy.toml is gone, the old rules hold; to go without, restart the agent or leave it empty"
+            return False
         except (InvalidInput, OSError, ValueError) as error:
             self.warning = f"policy.toml was changed but not accepted, the old rules hold: {str(error).splitlines()[0]}"
             log.warning("%s", self.warning)
@@ -145,11 +327,7 @@ class PolicyFile:
         return changed
 
     def _load(self) -> Policy:
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            return Policy()
-        return parse_policy(tomllib.loads(text))
+        return parse_policy(tomllib.loads(self._path.read_text(encoding="utf-8")))
 
     def _look(self) -> tuple[int, int]:
         try:

@@ -81,11 +81,12 @@ class Patience:
         if not self._stop.is_set() and (self._said_at is None or now - self._said_at > _REPEAT_WARNING_S):
             self._said_at = now
             if isinstance(error, Unauthenticated):
-                log.error("%s: the server does not accept this agent's token: %s", self._what, error.message)
+                log.error("%s: the server refuses this agent: %s; %s", self._what, error.message, error.hint)
             elif isinstance(error, Conflict):
                 log.error("%s: %s. %s", self._what, error.message, error.hint)
             else:
-                log.warning("%s: %s; trying again", self._what, error.message)
+                hint = f" ({error.hint})" if error.hint else ""
+                log.warning("%s: %s%s; trying again", self._what, error.message, hint)
         wait_s = self._backoff.next_s()
         self._stop.wait(wait_s if error.transient else max(wait_s, _REFUSED_S))
 

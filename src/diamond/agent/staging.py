@@ -238,7 +238,7 @@ class Stager:
         _write(run_dir.run, spec.run.encode())
         _write(run_dir.env, env_file(envs))
         _write(run_dir.script, job_script(plan).encode())
-        if spec.ranks_per_node > 1 or self._scheduler == "slurm":
+        if spec.ranks_per_node > 1 or (spec.ranks_per_node == 1 and spec.num_nodes > 1):
             if not self._launcher:
                 raise StagingFailed(Reason.LAUNCH_FAILED, "diamond/train/launch.py is missing from this installation")
             _write(run_dir.launcher, self._launcher)

@@ -92,6 +92,18 @@ class JobTable:
         with self.lock:
             return self._jobs.get(job_id)
 
+    def is_running(self, job_id: str) -> bool:
+        """Whether the scheduler was last seen running it."""
+        with self.lock:
+            job = self._jobs.get(job_id)
+            return (
+                job is not None
+                and job.result is None
+                and job.phase == Phase.SUBMITTED
+                and job.report is not None
+                and job.report.state is JobState.RUNNING
+            )
+
     def all(self) -> list[Tracked]:
         with self.lock:
             return list(self._jobs.values())

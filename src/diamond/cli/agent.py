@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from diamond.cli import locks
 from diamond.cli.session import leave, say
-from diamond.core.errors import InvalidInput
-from diamond.core.home import Home
+from diamond.core.errors import InstallationProblem, InvalidInput
+from diamond.core.home import ClientConfig, Home
+from diamond.core.rundir import write_atomic
 
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 30.0
@@ -22,20 +24,70 @@ STOP_WAIT_S = 15.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
-def run(server: str, token_file: Path, home: Path, *, take_over: bool = False) -> None:
+def run(server: str, token_file: Path, home: Path, *, ca_file: Path | None = None, take_over: bool = False) -> None:
+    from diamond.agent.credentials import Credentials
     from diamond.agent.main import run as run_agent
 
     try:
-        token = token_file.expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            f"{token_file} cannot be read: {error}",
-            hint="`diamond endpoint create` gives the token",
-            field="--token-file",
-        ) from error
-    if not token:
-        raise InvalidInput(f"{token_file} is empty", hint="put the endpoint's token into it", field="--token-file")
-    leave(run_agent(server_url=server, token=token, home=home.expanduser().absolute(), take_over=take_over))
+        token = Credentials.load(token_file.expanduser().absolute())
+    except InstallationProblem as error:
+        raise InvalidInput(error.message, hint=error.hint, field="--token-file") from error
+    folder = home.expanduser().absolute()
+    leave(run_agent(server_url=server, token=token, home=folder, ca_file=ca_file, take_over=take_over))
+
+
+def enroll(server: str, **options: Any) -> None:
+    from diamond.agent import command
+
+    command.enroll(server, **options)
+
+
+def start(home: Path | None, name: str | None, *, via: str, foreground: bool) -> None:
+    from diamond.agent import command, config
+
+    leave(command.start(config.choose_home(home, name), via=via, foreground=foreground))
+
+
+def stop(home: Path | None, name: str | None) -> None:
+    from diamond.agent import command, config
+
+    command.stop(config.choose_home(home, name))
+
+
+def status(home: Path | None, name: str | None, *, as_json: bool) -> None:
+    from diamond.agent import command, config
+
+    leave(command.show_status(config.choose_home(home, name), as_json=as_json))
+
+
+def logs(home: Path | None, name: str | None, *, lines: int, follow: bool) -> None:
+    from diamond.agent import command, config
+
+    command.logs(config.choose_home(home, name), lines=lines, follow=follow)
+
+
+def upgrade(home: Path | None, name: str | None) -> None:
+    from diamond.agent import command, config
+
+    command.show_upgrade(config.choose_home(home, name))
+
+
+def policy(home: Path | None, name: str | None, *, check: Path | None, as_json: bool) -> None:
+    from diamond.agent import config, policy_page
+
+    folder = config.choose_home(home, name) if check is None else Path()
+    leave(policy_page.show(folder, check=check.expanduser() if check else None, as_json=as_json))
+
+
+def bundle(file: Path) -> None:
+    from diamond.core import onefile
+
+    data = onefile.build()
+    try:
+        write_atomic(file.expanduser().absolute(), data, mode=0o755)
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}", field="FILE") from error
+    print(f"{file}: {len(data)} bytes, SHA-256 {onefile.digest()}")
 
 
 def end_left_over_agent(folder: Path, *, unless_for: str | None = None) -> bool:
@@ -60,6 +112,7 @@ class Supervisor:
     """Keeps one agent running beside the server, in its own session so that a terminal's Ctrl-C passes it by."""
 
     def __init__(self, home: Home, name: str) -> None:
+        self._home = home
         self._folder = home.agent(name)
         self._url = ""
         self._stopping = threading.Event()
@@ -113,8 +166,11 @@ class Supervisor:
 
     def _run_once(self) -> int | None:
         """Run the agent until it ends; None when stopping has begun."""
-        argv = [sys.executable, "-m", "diamond.agent", "--server", self._url]
+        # This machine, also where it happens to be a login node: its cluster is another endpoint.
+        argv = [sys.executable, "-m", "diamond.agent", "--scheduler", "local", "--server", self._url]
         argv += ["--token-file", str(self._folder / "token"), "--home", str(self._folder)]
+        config = ClientConfig.load(self._home)
+        argv += ["--ca", config.ca] if config and config.ca and self._url.startswith("https:") else []
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._rotate()
         with self._lock:

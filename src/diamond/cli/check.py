@@ -20,6 +20,7 @@ from diamond import __version__
 from diamond.cli import render
 from diamond.cli.session import emit, leave
 from diamond.cli.startup import skip_httpx_cli
+from diamond.core.endpoints import Endpoint
 from diamond.core.errors import DiamondError
 from diamond.core.home import DEFAULT_PORT, ClientConfig, Home
 
@@ -207,8 +208,11 @@ def _endpoints(client: Client) -> Iterator[Finding]:
         )
     for each in found:
         local = each.name == "local"
-        mend = "diamond up -d" if local else "start its agent on that machine: diamond agent run …"
-        since = f"offline since {render.since(each.last_seen_at)}" if each.last_seen_at else "its agent never connected"
+        mend, since = "diamond up -d", "its agent never connected"
+        if each.last_seen_at:
+            since = f"offline since {render.since(each.last_seen_at)}"
+        if not local or each.access in ("revoked", "none"):
+            since, mend = _absence(each, since)
         warnings = each.usage.warnings if each.usage else ()
         if not each.online:
             yield Finding(name=f"endpoint {each.name}", status="fail" if local else "warn", detail=since, mend=mend)
@@ -217,6 +221,18 @@ def _endpoints(client: Client) -> Iterator[Finding]:
         for warning in warnings:
             head = "online, but" if each.online else "when last heard of"
             yield Finding(name=f"endpoint {each.name}", status="warn", detail=f"{head}: {warning}", mend=_mend(warning))
+
+
+def _absence(endpoint: Endpoint, since: str) -> tuple[str, str]:
+    """Why an endpoint's agent is not there, and what to do, by how it stands with the server."""
+    line = f"diamond endpoint enroll {endpoint.name}"
+    if endpoint.access == "revoked":
+        return f"{since}; its token was revoked", f"to let it speak again: {line}"
+    if endpoint.access == "code":
+        return f"{since}; a code waits to be used", "paste the line that was printed on its login node, or: " + line
+    if endpoint.access == "none":
+        return f"{since}; its code has expired", f"get a new line: {line}"
+    return since, "look there: diamond agent status; start it: diamond agent start"
 
 
 def _mend(warning: str) -> str:

@@ -53,7 +53,9 @@ def waiting_text(task: Task, now: float | None = None) -> str:
     if task.next_attempt_at:
         return next_text(task.next_attempt_at, now)
     reason = render.clean(task.pending_reason)
-    return reason if not reason or reason.startswith("waiting") else f"waiting: {reason}"
+    said = [reason if not reason or reason.startswith("waiting") else f"waiting: {reason}"]
+    said += [render.expected(task.expected_start_at, now)] if task.expected_start_at else []
+    return "; ".join(filter(None, said))
 
 
 def next_text(at: float, now: float | None = None) -> str:

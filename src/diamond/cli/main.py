@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from diamond import __version__
 
 SECTIONS = {
-    "Tasks": ("launch", "ps", "show", "logs", "stop", "queue", "events"),
+    "Tasks": ("launch", "import", "ps", "show", "logs", "exec", "ssh", "stop", "queue", "events"),
     "Results": ("outputs", "cp", "metrics"),
     "Machines": ("gpus", "endpoint", "agent"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
@@ -25,7 +25,7 @@ SECTIONS = {
 
 
 # An error about an option or argument (--state, TASK) is wrong usage; one about a field of a file or the server is not.
-_WORD_OF_COMMAND = re.compile(r"--[a-z-]+|TASK|TASK:PATH|FILE")
+_WORD_OF_COMMAND = re.compile(r"--[a-z-]*|TASK|TASK:PATH|FILE")
 
 
 class Group(TyperGroup):
@@ -70,10 +70,11 @@ def _root(
 
 def build() -> typer.Typer:
     """The application with all its commands."""
-    from diamond.cli import parse_service, parse_tasks
+    from diamond.cli import parse_service, parse_shells, parse_tasks
 
     if not app.registered_commands:
         parse_tasks.register(app)
+        parse_shells.register(app)
         parse_service.register(app)
     return app
 

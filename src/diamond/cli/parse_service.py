@@ -22,6 +22,17 @@ Database = Annotated[
     ),
 ]
 
+PublicUrl = Annotated[
+    str | None, typer.Option("--url", help="Address of the server as that machine sees it; left out: as here.")
+]
+Tls = Annotated[
+    bool | None,
+    typer.Option("--tls/--no-tls", help="Speak HTTPS, with DIAMOND_TLS_CERT or a certificate of its own."),
+]
+AgentHome = Annotated[Path | None, typer.Option("--home", help="Folder of the agent.")]
+AgentName = Annotated[str | None, typer.Option("--name", help="The endpoint, where several are enrolled here.")]
+Via = Annotated[str, typer.Option("--via", help="How to keep it running: auto, systemd, cron, tmux or plain.")]
+
 endpoint_app = typer.Typer(help="Clusters and machines that tasks run on.", no_args_is_help=True, rich_markup_mode=None)
 agent_app = typer.Typer(
     help="The process on a machine that runs its tasks.",
@@ -33,13 +44,60 @@ agent_app = typer.Typer(
 @endpoint_app.command("create")
 def endpoint_create(
     name: Annotated[str, typer.Argument(help="What tasks will call it in resources.infra.")],
-    token_file: Annotated[Path | None, typer.Option("--token-file", help="Write the agent's token here.")] = None,
+    url: PublicUrl = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="Write a token for the agent here, instead of a line to paste.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Register an endpoint and get the token for its agent."""
-    from diamond.cli import endpoints as act
+    """Register an endpoint and get the line that starts its agent."""
+    from diamond.cli import enrolment as act
 
-    act.create(name, token_file=token_file, as_json=json)
+    act.create(name, url=url, token_file=token_file, as_json=json)
+
+
+@endpoint_app.command("enroll")
+def endpoint_enroll(name: Annotated[str, typer.Argument()], url: PublicUrl = None, json: Json = False) -> None:
+    """Get a new line for an endpoint's agent.
+
+    The present agent goes on until it is used.
+    """
+    from diamond.cli import enrolment as act
+
+    act.enroll(name, url=url, as_json=json)
+
+
+@endpoint_app.command("rotate")
+def endpoint_rotate(name: Annotated[str, typer.Argument()], url: PublicUrl = None, json: Json = False) -> None:
+    """Give an endpoint's agent a new token; the old one dies."""
+    from diamond.cli import enrolment as act
+
+    act.rotate(name, url=url, as_json=json)
+
+
+@endpoint_app.command("revoke")
+def endpoint_revoke(
+    name: Annotated[str, typer.Argument()],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Cut off an endpoint's agent at once. Its jobs go on."""
+    from diamond.cli import enrolment as act
+
+    act.revoke(name, yes=yes, as_json=json)
+
+
+@endpoint_app.command("rm")
+def endpoint_rm(
+    name: Annotated[str, typer.Argument()],
+    force: Annotated[bool, typer.Option("--force", help="Even with live jobs, which are given up.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove an endpoint. Finished tasks keep their record."""
+    from diamond.cli import enrolment as act
+
+    act.remove(name, force=force, yes=yes, as_json=json)
 
 
 @endpoint_app.command("ls")
@@ -61,11 +119,136 @@ def endpoint_show(name: Annotated[str, typer.Argument()], json: Json = False) ->
     act.show(name, as_json=json)
 
 
+@endpoint_app.command("sites")
+def endpoint_sites(
+    key: Annotated[str | None, typer.Argument(help="Show this one with all that is known of it.")] = None,
+    json: Json = False,
+) -> None:
+    """List the computing centres Diamond recognises, or show one."""
+    from diamond.cli import sites as act
+
+    if key is None:
+        act.ls(as_json=json)
+    else:
+        act.show(key, as_json=json)
+
+
+@agent_app.command("enroll")
+def agent_enroll(
+    server: Annotated[str, typer.Argument(metavar="URL", help="Address of the Diamond server.")],
+    code: Annotated[str | None, typer.Option("--code", help="The one-time code; - reads standard input.")] = None,
+    pin: Annotated[str, typer.Option("--pin", help="SHA-256 of the server's private authority.")] = "",
+    ca: Annotated[Path | None, typer.Option("--ca", help="Its certificate, instead of --pin.")] = None,
+    name: AgentName = None,
+    home: AgentHome = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option("--scheduler", help="What runs the jobs: auto, slurm or local; left out: what is found."),
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Replace another agent of this endpoint whose home is lost.")
+    ] = False,
+    start: Annotated[bool, typer.Option("--start", help="Also start the agent.")] = False,
+    via: Via = "auto",
+) -> None:
+    """Make this machine an endpoint, with a one-time code."""
+    from diamond.cli import agent as act
+
+    act.enroll(
+        server,
+        code=code,
+        pin=pin,
+        ca_file=ca,
+        name=name,
+        home=home,
+        scheduler=scheduler,
+        take_over=take_over,
+        start=start,
+        via=via,
+    )
+
+
+@agent_app.command("start")
+def agent_start(
+    foreground: Annotated[bool, typer.Option("--foreground", help="Run it here instead, until Ctrl-C.")] = False,
+    via: Via = "auto",
+    name: AgentName = None,
+    home: AgentHome = None,
+) -> None:
+    """Run an agent in the background; it survives logout."""
+    from diamond.cli import agent as act
+
+    act.start(home, name, via=via, foreground=foreground)
+
+
+@agent_app.command("stop")
+def agent_stop(name: AgentName = None, home: AgentHome = None) -> None:
+    """Stop the agent and whatever keeps it running. Jobs go on."""
+    from diamond.cli import agent as act
+
+    act.stop(home, name)
+
+
+@agent_app.command("status")
+def agent_status(name: AgentName = None, home: AgentHome = None, json: Json = False) -> None:
+    """Say how the agent stands and what is wrong."""
+    from diamond.cli import agent as act
+
+    act.status(home, name, as_json=json)
+
+
+@agent_app.command("logs")
+def agent_logs(
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it grows.")] = False,
+    name: AgentName = None,
+    home: AgentHome = None,
+) -> None:
+    """Show the agent's log."""
+    from diamond.cli import agent as act
+
+    act.logs(home, name, lines=lines, follow=follow)
+
+
+@agent_app.command("upgrade")
+def agent_upgrade(name: AgentName = None, home: AgentHome = None) -> None:
+    """Bring a one-file agent to the server's version."""
+    from diamond.cli import agent as act
+
+    act.upgrade(home, name)
+
+
+@agent_app.command("policy")
+def agent_policy(
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="FILE", help="Say whether this file would be accepted instead.")
+    ] = None,
+    name: AgentName = None,
+    home: AgentHome = None,
+    json: Json = False,
+) -> None:
+    """Show the rules of policy.toml, or check a file of rules."""
+    from diamond.cli import agent as act
+
+    act.policy(home, name, check=check, as_json=json)
+
+
+@agent_app.command("bundle")
+def agent_bundle(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, e.g. diamond-agent.pyz.")],
+) -> None:
+    """Write the agent as one file for Python 3.10 or newer."""
+    from diamond.cli import agent as act
+
+    act.bundle(file)
+
+
 @agent_app.command("run")
 def agent_run(
     server: Annotated[str, typer.Option("--server", metavar="URL", help="Address of the Diamond server.")],
     token_file: Annotated[Path, typer.Option("--token-file", help="File with the endpoint's token.")],
     home: Annotated[Path, typer.Option("--home", help="Folder of this agent: journal, jobs, cache, policy.toml.")],
+    ca: Annotated[Path | None, typer.Option("--ca", help="Certificate of the one authority to trust.")] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Replace another agent of this endpoint whose home is lost.")
     ] = False,
@@ -74,7 +257,7 @@ def agent_run(
     """Run an agent in the foreground. Only connects out; stopping it does not stop its jobs."""
     from diamond.cli import agent as act
 
-    act.run(server, token_file, home, take_over=take_over)
+    act.run(server, token_file, home, ca_file=ca, take_over=take_over)
 
 
 def gpus(json: Json = False) -> None:
@@ -96,6 +279,7 @@ def up(
     host: Host = None,
     port: Port = None,
     database_url: Database = None,
+    tls: Tls = None,
     json: Json = False,
 ) -> None:
     """Start Diamond, with this machine as an endpoint.
@@ -104,7 +288,7 @@ def up(
     """
     from diamond.cli import serve as act
 
-    act.up(detach=detach, where=act.Where(host=host, port=port, database_url=database_url), as_json=json)
+    act.up(detach=detach, where=act.Where(host=host, port=port, database_url=database_url, tls=tls), as_json=json)
 
 
 def down(json: Json = False) -> None:
@@ -114,11 +298,13 @@ def down(json: Json = False) -> None:
     act.down(as_json=json)
 
 
-def serve(host: Host = None, port: Port = None, database_url: Database = None, json: Json = False) -> None:
+def serve(
+    host: Host = None, port: Port = None, database_url: Database = None, tls: Tls = None, json: Json = False
+) -> None:
     """Run the server alone, in the foreground."""
     from diamond.cli import serve as act
 
-    act.serve(act.Where(host=host, port=port, database_url=database_url))
+    act.serve(act.Where(host=host, port=port, database_url=database_url, tls=tls))
 
 
 def backup(

@@ -39,6 +39,12 @@ def launch(
     max_duration: Annotated[str | None, typer.Option("--max-duration", help="Time limit, e.g. 30m or 2h.")] = None,
     priority: Annotated[int | None, typer.Option("--priority", help="Higher goes first.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Folder to send along.")] = None,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help="Slurm account to charge.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Slurm quality of service.")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Slurm node features.")] = None,
+    reservation: Annotated[str | None, typer.Option("--reservation", help="Slurm reservation.")] = None,
+    time: Annotated[str | None, typer.Option("--time", "-t", help="Walltime of one job, e.g. 2h or 01:30:00")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run where, and why; launch nothing.")
     ] = False,
@@ -58,8 +64,29 @@ def launch(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        reservation=reservation,
+        time=time,
     )
     act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, as_json=json)
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="SCRIPT", help="Batch script; - reads standard input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="TASK.YAML", help="File to write; standard output if left out."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Turn an sbatch script into a task file. What cannot be kept is said."""
+    from diamond.cli import import_sbatch as act
+
+    act.import_sbatch(file, output, force=force, as_json=json)
 
 
 def ps(
@@ -173,3 +200,4 @@ def metrics(
 def register(app: typer.Typer) -> None:
     for command in (launch, ps, show, logs, stop, queue, events, outputs, cp, metrics):
         app.command()(command)
+    app.command("import")(import_)

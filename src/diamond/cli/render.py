@@ -42,6 +42,8 @@ STATE_COLOURS = {
     "warn": "33",
     "fail": "31",
     "offline": "31",
+    "up": "32",
+    "down": "31",
     "info": "2",
 }
 
@@ -90,11 +92,11 @@ def state_word(state: str) -> str:
 
 def size(num_bytes: float) -> str:
     """``0 B``, ``812 B``, ``1.4 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(num_bytes) < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" or abs(num_bytes) >= 100 else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
+    return f"{num_bytes:.1f} PiB"
 
 
 def amount(num_bytes: float) -> str:
@@ -161,6 +163,26 @@ def duration(started_at: float | None, ended_at: float | None, now: float | None
         return ""
     end = ended_at or (time.time() if now is None else now)
     return format_duration(max(0.0, end - started_at))
+
+
+def expected(at: float, now: float | None = None, who: str = "the scheduler") -> str:
+    """When something will start, as somebody else estimates: the clock, and how long that is from now."""
+    now = time.time() if now is None else now
+    if at <= now:
+        return f"should start any moment ({who}'s estimate)"
+    minutes = math.ceil((at - now) / 60)
+    there, here = time.localtime(at), time.localtime(now)
+    day = "" if there[:3] == here[:3] else "%a " if at - now < 6 * 86400 else "%Y-%m-%d "
+    left = f"{minutes} min" if minutes < 120 else format_duration(at - now)
+    return f"starts about {time.strftime(f'{day}%H:%M', there)}, in {left} ({who}'s estimate)"
+
+
+def gauge(fraction: float, width: int = 10) -> str:
+    """A bar that is filled to a fraction; what is not nothing shows, and only what is full looks full."""
+    filled = min(width, max(0, round(fraction * width)))
+    filled = max(filled, 1) if fraction > 0 else 0
+    filled = min(filled, width - 1) if fraction < 1 else width
+    return "█" * filled + "░" * (width - filled)
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
@@ -243,19 +265,23 @@ def print_table(
     *,
     flexible: Mapping[str, int] | None = None,
     droppable: Sequence[str] = (),
-) -> None:
-    """Columns on standard output; ``>`` before a head means to the right.
+    indent: int = 0,
+    below: Sequence[str] = (),
+) -> list[str]:
+    """Columns on standard output; ``>`` before a head means to the right. Gives back the heads that had no room.
 
-    Where a terminal is too narrow, `flexible` columns are shortened to no less than the width they map to, then
-    `droppable` ones left out, first to last: half an id is of no use to anybody. In a pipe nothing is ever cut.
+    `below` has a text for each row, empty for most, that is put under it in lines of its own. Where a terminal is too
+    narrow, `flexible` columns are shortened to no less than the width they map to, then `droppable` ones left out,
+    first to last: half an id is of no use to anybody. In a pipe nothing is ever cut.
     """
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, no_color=not use_colour() or None, width=None if terminal else 10_000)
-    widths = _fitting(heads, rows, flexible or {}, droppable, console.width)
+    widths = _fitting(heads, rows, flexible or {}, droppable, console.width - indent)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", show_edge=False)
     for index, width in widths.items():
         table.add_column(
@@ -267,12 +293,21 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(_cell(row[index], Text) for index in widths))
-    if terminal:
-        console.print(table)
-        return
     with console.capture() as captured:
-        console.print(table)
-    sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+        console.print(Padding(table, (0, 0, 0, indent), expand=False))
+    for number, line in enumerate(captured.get().splitlines()):
+        sys.stdout.write(line.rstrip() + "\n")
+        if below and number and below[number - 1]:
+            sys.stdout.writelines(_under(below[number - 1], console.width, indent + _GAP))
+    return [head.removeprefix(">") for index, head in enumerate(heads) if index not in widths]
+
+
+def _under(text: str, width: int, indent: int) -> Iterable[str]:
+    import textwrap
+
+    pad = " " * indent
+    for line in textwrap.wrap(text, max(20, width - 1), initial_indent=f"{pad}↳ ", subsequent_indent=f"{pad}  "):
+        yield line + "\n"
 
 
 def _fitting(

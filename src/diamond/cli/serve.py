@@ -36,6 +36,7 @@ class Where:
     host: str | None = None
     port: int | None = None
     database_url: str | None = None
+    tls: bool | None = None
 
     def options(self) -> dict[str, Any]:
         """What the options say, else the environment, else the defaults."""
@@ -45,13 +46,14 @@ class Where:
                 raise InvalidInput(f"DIAMOND_PORT is {chosen[:20]!r}", hint="set it to a port number", field="port")
             port = int(chosen) if chosen else DEFAULT_PORT
         host = self.host or os.environ.get("DIAMOND_HOST") or "127.0.0.1"
-        return {"host": host, "port": port, "database_url": self.database_url}
+        return {"host": host, "port": port, "database_url": self.database_url, "use_tls": self.tls}
 
     def differs_from(self, url: str) -> list[str]:
         """Options that ask for something else than the server at `url` has, as far as that can be seen."""
         here = urlsplit(url)
         found = [f"--port {self.port}"] if self.port not in (None, 0, here.port) else []
         found += [f"--host {self.host}"] if self.host not in (None, here.hostname, "localhost", "0.0.0.0", "::") else []  # noqa: S104
+        found += ["--tls" if self.tls else "--no-tls"] if self.tls not in (None, here.scheme == "https") else []
         return found + (["--database-url …"] if self.database_url else [])
 
 

@@ -11,6 +11,7 @@
     ├── Forbidden
     ├── Unavailable             could not be done now; the same call may work later
     │   ├── StorageFull
+    │   ├── RateLimited         asked too often; later is soon enough
     │   └── ServerUnreachable   client side: no answer from the server
     ├── PolicyRefused           the endpoint's own policy file says no
     ├── InstallationProblem     this installation cannot do it until something is mended
@@ -110,6 +111,11 @@ class Unavailable(DiamondError):
 class StorageFull(Unavailable):
     code = "storage_full"
     status = 507
+
+
+class RateLimited(Unavailable):
+    code = "rate_limited"
+    status = 429
 
 
 class ServerUnreachable(Unavailable):

@@ -31,6 +31,23 @@ FAULT_POINTS = (
     "server.received",  # report committed, not answered
 )
 
+# Only an agent on a Slurm cluster passes these.
+SLURM_FAULT_POINTS = (
+    "slurm.spooled",  # the Slurm driver remembers the job, the agent does not know
+    "slurm.sbatch",  # sbatch is about to be run
+    "slurm.submitted",  # sbatch ended, its answer is not recorded
+)
+
+# On the way of a token instead of a task.
+ENROLMENT_FAULT_POINTS = (
+    "server.enrolling",  # an agent's token written, not committed
+    "server.enrolled",  # an agent's token committed, not answered
+    "server.token_accepted",  # a new token committed beside the old one, not answered
+    "agent.token_made",  # a new token is in its file, the server does not know it
+    "agent.token_told",  # the server knows the new token, the agent does not use it yet
+    "agent.token_taken",  # the agent uses the new token, the old one still works
+)
+
 
 def fault_point(name: str) -> None:
     """Die here if the test asked for it; otherwise cost one string comparison."""

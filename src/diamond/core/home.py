@@ -1,8 +1,8 @@
 """Where Diamond keeps its things on a machine: `$DIAMOND_HOME`, by default ``~/.diamond``.
 
 client.json         address and token the CLI and the SDK use when nothing else is said
-server/             the service: database, log streams, curves, blobs, server.json while it runs
-agents/<name>/      an agent: token, policy.toml, journal.jsonl, jobs/, cache/
+server/             the service: database, log streams, curves, blobs, tls/, server.json while it runs
+agents/<name>/      an agent: agent.json, token, policy.toml, journal.jsonl, jobs/, cache/
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class Home:
 class ClientConfig:
     url: str
     token: str
+    ca: str = ""  # file with the one authority to trust; empty: those of the system
 
     @staticmethod
     def load(home: Home) -> ClientConfig | None:
-        """DIAMOND_URL and DIAMOND_TOKEN win over client.json; None when there is neither."""
+        """DIAMOND_URL, DIAMOND_TOKEN and DIAMOND_CA win over client.json; None when there is no address."""
         url, token = os.environ.get("DIAMOND_URL", ""), os.environ.get("DIAMOND_TOKEN", "")
+        ca = os.environ.get("DIAMOND_CA", "")
         if not (url and token):
             try:
                 saved = json.loads(home.client_file.read_text())
@@ -64,9 +66,12 @@ class ClientConfig:
                 saved = {}
             if not isinstance(saved, dict):
                 saved = {}
+            if not ca and url in ("", saved.get("url")):
+                ca = str(saved.get("ca", ""))
             url, token = url or str(saved.get("url", "")), token or str(saved.get("token", ""))
-        return ClientConfig(url=url.rstrip("/"), token=token) if url else None
+        return ClientConfig(url=url.rstrip("/"), token=token, ca=ca) if url else None
 
     def save(self, home: Home) -> None:
         home.make()
-        write_atomic(home.client_file, json.dumps({"url": self.url, "token": self.token}, indent=2).encode())
+        said = {"url": self.url, "token": self.token, **({"ca": self.ca} if self.ca else {})}
+        write_atomic(home.client_file, json.dumps(said, indent=2).encode())

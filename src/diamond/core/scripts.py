@@ -1,8 +1,8 @@
 """The text of a job script, from one pure function, golden-tested.
 
 User text never appears in it: the script reads the user's files (`setup.sh`, `run.sh`, `env`) from the run directory.
-It needs bash 4 and a POSIX userland, nothing else, so it runs in any container and on any node; under Slurm, and where
-there are several ranks, also a Python 3 for the launcher.
+It needs bash 4 and a POSIX userland, nothing else, so it runs in any container and on any node; where there are several
+ranks, also a Python 3 for the launcher.
 
 A chain (a task longer than one job may run) is a row of run directories that share one work directory. Each link says
 how it ended in two files: `exit.json`, and `over` when nothing is left to do, which keeps a successor that was queued
@@ -27,6 +27,7 @@ class ScriptPlan:
 
     Attributes:
         run_dir: absolute, on the endpoint.
+        ranks_per_node: how often `run` is started on each node; 0: once, on the first, and it starts its own ranks.
         scheduler: "local", which warns the job's processes itself, or "slurm", which warns this script.
         chained: whether the job may ask to be continued.
         previous: absolute path of the run directory this one continues; empty for a first job.
@@ -142,9 +143,12 @@ _SETUP_DONE = """\
 : > setup.done
 """
 
-_RUN_ONE = """\
+_ONE_RANK = """\
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
+"""
+
+_RUN_ONE = """\
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?
 """
@@ -155,20 +159,44 @@ _RUN_RANKS = """\
 finish run $?
 """
 
-# Slurm warns and stops this shell, not what it started. A shell that waits for a child in the foreground runs no trap
-# until the child is gone, so the child goes to the background; the launcher passes warnings on to who wants them.
-_RUN_SLURM = """\
+# Slurm warns this shell alone (and stops everybody). A shell that waits for a child in the foreground runs no trap until
+# the child is gone, so the child goes to the background. A trap ends a wait early, and the child may have ended
+# meanwhile, which is why it is asked for once more at the end.
+_WAIT = """\
+child=$!
+trap '{on_warning}' USR1
+while wait "$child"; code=$?; kill -0 "$child"; do :; done
+wait "$child"; again=$?
+finish run "$((again == 127 ? code : again))"
+"""
+
+# The default action of the signal would end a program that does not expect it.
+_WARN = """\
+warn() {
+  local process stat fields key value
+  warned=1
+  for process in /proc/[0-9]*; do
+    read -r stat < "$process/stat" || continue
+    fields=(${stat##*) })
+    [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
+    while read -r key value; do
+      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}"; fi
+    done < "$process/status"
+  done
+}
+session=${fields[4]}
+"""
+
+_SLURM_ONE = """\
+{ranks}(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+"""
+
+# The launcher passes warnings on, on every node.
+_SLURM_RANKS = """\
 DIAMOND_PYTHON=$(command -v {python} || command -v python3)
 {several}(enter
  {step}"$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks}{rendezvous} -- \\
    "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
-child=$!
-trap 'warned=1; kill -USR1 "$child"' USR1
-trap 'kill -TERM "$child"' TERM
-while wait "$child"; code=$?; kill -0 "$child"; do :; done
-# A trap ends a wait early, and the child may have ended meanwhile: ask once more.
-wait "$child"; again=$?
-finish run "$((again == 127 ? code : again))"
 """
 
 _SEVERAL_NODES = """\
@@ -209,18 +237,21 @@ def job_script(plan: ScriptPlan) -> str:
 
 def _run(plan: ScriptPlan) -> str:
     python = shlex.quote(plan.launcher_python)
-    if plan.scheduler == "slurm":
-        several = plan.num_nodes > 1
-        return _RUN_SLURM.format(
-            python=python,
-            ranks=plan.ranks_per_node,
-            several=_SEVERAL_NODES.format() if several else "",
-            step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
-            rendezvous=f" --nodes {plan.num_nodes}" if several else "",
-        )
-    if plan.ranks_per_node == 1:
-        return _RUN_ONE
-    return _RUN_RANKS.format(python=python, ranks=plan.ranks_per_node)
+    ranks = _ONE_RANK if plan.ranks_per_node == 1 else ""
+    starts_once = plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
+    if plan.scheduler != "slurm":
+        return ranks + _RUN_ONE if starts_once else _RUN_RANKS.format(python=python, ranks=plan.ranks_per_node)
+    if starts_once:
+        return _WARN + _SLURM_ONE.format(ranks=ranks) + _WAIT.format(on_warning="warn")
+    several = plan.num_nodes > 1
+    start = _SLURM_RANKS.format(
+        python=python,
+        ranks=plan.ranks_per_node,
+        several=_SEVERAL_NODES.format() if several else "",
+        step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
+        rendezvous=f" --nodes {plan.num_nodes}" if several else "",
+    )
+    return start + _WAIT.format(on_warning='warned=1; kill -USR1 "$child"')
 
 
 def env_file(envs: Mapping[str, str]) -> bytes:

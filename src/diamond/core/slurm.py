@@ -76,19 +76,28 @@ def parse_word(raw: object) -> str:
     return text
 
 
-def parse_walltime(raw: object) -> int:
-    """Seconds. Slurm's short forms (``1-12``, ``30:00``) are understood; a bare number, minutes there, is refused."""
+def parse_walltime(raw: object) -> str:
+    """Normal form ``[D-]HH:MM:SS``. Slurm's short forms (``1-12``, ``30:00``) are understood.
+
+    A bare number is refused: it would be minutes to Slurm and is seconds everywhere else in Diamond.
+    """
     text = raw.strip() if isinstance(raw, str) else ""
-    if isinstance(raw, int) or text.isdecimal():
+    if isinstance(raw, int | float) or text.isdecimal():
         raise ValueError(
             f'{str(raw)[:40]} of what? Write "90m", "2h" or "01:30:00" (a bare number is minutes to Slurm)'
         )
     found = _PARTIAL_CLOCK.fullmatch(text)
     if found and (found[1] is not None or found[3] is not None):
         days, first, second = found[1], int(found[2]), int(found[3] or 0)
-        seconds = int(days) * 86400 + first * 3600 + second * 60 if days is not None else first * 60 + second
-        return parse_duration(seconds)
-    return parse_duration(raw)
+        raw = int(days) * 86400 + first * 3600 + second * 60 if days is not None else first * 60 + second
+    return format_walltime(parse_duration(raw))
+
+
+def format_walltime(seconds: int) -> str:
+    """As Slurm writes it."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock
 
 
 def parse_extra(raw: object) -> tuple[str, ...]:
@@ -130,7 +139,7 @@ class SlurmOptions:
 
     Attributes:
         partition: one name, or several with commas; None lets Diamond choose one that has what the task needs.
-        time: walltime of one job, in seconds. A longer `max_duration` makes a chain of jobs.
+        time: walltime of one job (`time_s` in seconds). A longer `max_duration` makes a chain of jobs.
         gres: generic resources beyond `resources.accelerators`, per node.
         warning: how long before its walltime ends a job is warned with SIGUSR1, in seconds.
         modules: environment modules loaded before `setup` and `run`.
@@ -142,7 +151,7 @@ class SlurmOptions:
     qos: str | None = _word()
     constraint: str | None = _word()
     reservation: str | None = _word()
-    time: int | None = field(default=None, metadata={"parse": parse_walltime})
+    time: str | None = field(default=None, metadata={"parse": parse_walltime})
     gres: str | None = _word()
     nodelist: str | None = _word()
     exclude: str | None = _word()
@@ -150,6 +159,10 @@ class SlurmOptions:
     warning: int | None = field(default=None, metadata={"parse": parse_duration})
     modules: tuple[str, ...] = field(default=(), metadata={"parse": parse_modules})
     extra: tuple[str, ...] = field(default=(), metadata={"parse": parse_extra})
+
+    @property
+    def time_s(self) -> int | None:
+        return parse_duration(self.time) if self.time is not None else None
 
     @property
     def partitions(self) -> tuple[str, ...]:

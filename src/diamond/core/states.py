@@ -6,8 +6,7 @@ returns to PENDING only when another attempt is due.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from diamond.core.compat import StrEnum
 from diamond.core.errors import InvalidInput
 
 

@@ -218,7 +218,7 @@ class TaskSpec:
     name: str | None = field(default=None, metadata={"parse": parse_name})
     workdir: str | None = field(default=None, metadata={"parse": parse_source})
     num_nodes: int = field(default=1, metadata=_whole_number(1, 100_000))
-    ranks_per_node: int = field(default=1, metadata=_whole_number(1, 1024))
+    ranks_per_node: int = field(default=1, metadata=_whole_number(0, 1024))  # 0: `run` starts its own
     resources: Resources = field(default_factory=Resources)
     envs: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_envs})
     file_mounts: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_file_mounts})

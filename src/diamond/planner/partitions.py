@@ -83,7 +83,7 @@ def find_obstacle(spec: TaskSpec, partition: Partition) -> Obstacle | None:
     if spec.num_nodes < partition.min_nodes:
         return Obstacle(field="num_nodes", text=f"partition {partition.name} wants {partition.min_nodes} nodes or more")
     limit_s = partition.max_walltime_s
-    if limit_s is not None and spec.slurm.time is not None and spec.slurm.time > limit_s:
+    if limit_s is not None and spec.slurm.time_s is not None and spec.slurm.time_s > limit_s:
         text = (
             f"partition {partition.name} allows {format_duration(limit_s)} a job; a longer max_duration makes a chain"
         )
@@ -121,10 +121,10 @@ def is_gpu_model(model: str, wanted: str) -> bool:
 
 def _without_partitions(spec: TaskSpec, facts: EndpointFacts) -> Choice | Obstacle:
     cap = facts.max_walltime_s
-    if spec.slurm.time is not None:
-        if cap is not None and spec.slurm.time > cap:
+    if spec.slurm.time_s is not None:
+        if cap is not None and spec.slurm.time_s > cap:
             return Obstacle(field="slurm.time", text=f"it runs jobs for at most {format_duration(cap)}")
-        cap = spec.slurm.time
+        cap = spec.slurm.time_s
     return Choice(walltime_s=cap)
 
 
@@ -143,8 +143,8 @@ def _has_features(group: NodeGroup, spec: TaskSpec) -> bool:
 
 
 def _walltime(spec: TaskSpec, partition: Partition, facts: EndpointFacts) -> int | None:
-    if spec.slurm.time is not None:
-        return spec.slurm.time
+    if spec.slurm.time_s is not None:
+        return spec.slurm.time_s
     caps = [cap for cap in (partition.max_walltime_s, facts.max_walltime_s) if cap is not None]
     # With nothing said, the site's own default holds: asking for the longest would wait the longest.
     if spec.max_duration is None and partition.default_walltime_s is not None:
@@ -152,16 +152,19 @@ def _walltime(spec: TaskSpec, partition: Partition, facts: EndpointFacts) -> int
     return min(caps, default=None)
 
 
-def _rank(spec: TaskSpec, partition: Partition) -> tuple[bool, bool, bool, bool, int, str]:
+def _rank(spec: TaskSpec, partition: Partition) -> tuple[bool, bool, bool, bool, float, float, str]:
     has_gpus = any(group.gpus for group in partition.groups)
     limit_s = partition.max_walltime_s
     too_short = limit_s is not None and spec.max_duration is not None and limit_s < spec.max_duration
+    need = spec.resources
+    fitting = sum(group.count for group in partition.groups if gpus_of(group.gpus, need.gpu_type) >= need.gpus)
     return (
         partition.is_preemptible,
-        has_gpus and not spec.resources.gpus,  # GPU nodes are for those who use the GPUs
+        has_gpus and not need.gpus,  # GPU nodes are for those who use the GPUs
         too_short,
         not partition.is_default,
-        -partition.nodes,
+        1 - fitting / max(1, partition.nodes),  # made for this kind of node, rather than having some of it
+        float("inf") if limit_s is None else limit_s,  # queues for long jobs move slowly
         partition.name,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,8 @@ class Client:
         token: user token; None: DIAMOND_TOKEN, then client.json.
         timeout_s: seconds to wait for each answer before the call counts as failed.
         retries: how often a call that may be repeated is sent again after a passing failure.
+        ca_file: certificate of the one authority to trust; None: DIAMOND_CA, then what client.json says for this
+            address, else those of the system.
         transport: httpx transport instead of the network (tests).
 
     Attributes:
@@ -51,13 +54,17 @@ class Client:
         timeout_s: float = 30.0,
         *,
         retries: int = RETRIES,
+        ca_file: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        if url is None or token is None:
+        if url is None or token is None or ca_file is None:
             saved = ClientConfig.load(Home.find())
             url = url or (saved.url if saved else None)
             # A saved token belongs to the saved address: it is not shown to any other server.
-            token = token or (saved.token if saved and saved.url == (url or "").rstrip("/") else "")
+            is_saved = saved is not None and saved.url == (url or "").rstrip("/")
+            token = token or (saved.token if saved and is_saved else "")
+            if ca_file is None and saved is not None and (is_saved or os.environ.get("DIAMOND_CA")):
+                ca_file = saved.ca
         if not url:
             raise InstallationProblem(
                 "no Diamond server is known here",
@@ -69,7 +76,9 @@ class Client:
                 f"{url[:80]!r} is not the address of a server", hint="write e.g. http://127.0.0.1:7421", field="url"
             )
         self.url = url.rstrip("/")
-        self._transport = Transport(self.url, token or "", timeout_s=timeout_s, retries=retries, transport=transport)
+        self._transport = Transport(
+            self.url, token or "", timeout_s=timeout_s, retries=retries, ca_file=ca_file or "", transport=transport
+        )
         self.bundles = Bundles(self._transport)
         self.tasks = Tasks(self._transport, self.bundles)
         self.endpoints = Endpoints(self._transport)

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ from diamond.core.bundles import is_bundle_ref
 from diamond.core.codec import decode, encode
 from diamond.core.errors import Conflict, InvalidInput, NotFound, Unavailable
 from diamond.core.ids import is_id
+from diamond.core.shells import NewShell
 from diamond.core.states import TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
 from diamond.sdk.bundles import Bundles
@@ -23,6 +24,7 @@ from diamond.sdk.downloads import Download, Downloader, choose
 from diamond.sdk.folders import Progress, Scan
 from diamond.sdk.follow import CHUNK_BYTES, Follower, FollowItem, StateChange
 from diamond.sdk.metrics import Curve, Series
+from diamond.sdk.shells import Completed, ShellSession, open_shell, run
 from diamond.sdk.transport import API, Transport
 
 SpecLike = TaskSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -262,6 +264,47 @@ class Tasks:
                 return
             # The attempt is pinned, so that a retry between two pieces does not join two logs.
             params = {"attempt": answer.headers.get("Diamond-Attempt"), "limit": CHUNK_BYTES, "offset": following}
+
+    def exec(
+        self,
+        task_id: str,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        node: int = 0,
+        wait: bool = False,
+    ) -> Completed:
+        """Run a program in a running task, in its environment and work directory, and wait for its end.
+
+        Args:
+            argv: the program and its arguments; no shell looks at them.
+            stdin: what it reads, at once or in pieces.
+            node: on which of the job's nodes, from 0.
+            wait: wait until the task runs, if it does not yet.
+
+        Raises:
+            NotFound: there is no such task.
+            Conflict: it does not run, or too many shells are open.
+            PolicyRefused: the endpoint allows no shells.
+        """
+        with self.shell(task_id, argv, node=node, wait=wait) as session:
+            return run(session, stdin)
+
+    def shell(
+        self,
+        task_id: str,
+        argv: Sequence[str],
+        *,
+        tty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+        term: str = "xterm-256color",
+        node: int = 0,
+        wait: bool = False,
+    ) -> ShellSession:
+        """As `exec`, but the caller types and reads; with `tty`, through a terminal of `rows` by `cols`."""
+        asked = NewShell(argv=tuple(argv), tty=tty, rows=rows, cols=cols, term=term, node=node)
+        return open_shell(self._transport, task_id, asked, wait=wait)
 
     def outputs(self, task_id: str) -> builtins.list[Output]:
         """Files the task left behind; those not `stored` are on the endpoint alone."""

@@ -20,6 +20,7 @@ import httpx
 
 from diamond import __version__
 from diamond.core.errors import DiamondError, ProtocolError, ServerUnreachable, Unavailable, error_from_json
+from diamond.core.tls import client_context, explain
 
 API = "/api/v1"
 RETRIES = 4
@@ -40,6 +41,7 @@ class Transport:
         token: user token; empty for the few routes that need none.
         timeout_s: seconds to connect, and to wait for each piece of an answer.
         retries: how often a call that may be repeated is repeated after a passing failure.
+        ca_file: certificate of the one authority to trust; empty: those of the system.
         transport: httpx transport to use instead of the network (tests).
         sleep: how to wait between repetitions (tests).
     """
@@ -51,6 +53,7 @@ class Transport:
         *,
         timeout_s: float = 30.0,
         retries: int = RETRIES,
+        ca_file: str = "",
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
@@ -66,7 +69,7 @@ class Transport:
             headers=headers,
             timeout=self._timeout(0.0),
             transport=transport,
-            verify=_tls(self.url),
+            verify=_tls(self.url, ca_file),
             # A proxy of the site is for the way out; asking it for this machine only fails.
             trust_env=not is_loopback(self.url),
         )
@@ -218,6 +221,8 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
         if isinstance(error, httpx.TimeoutException):
             what = f"the server at {self.url} did not answer within {self.timeout_s:g} s"
+        elif (found := explain(error, self.url)) is not None:
+            return ServerUnreachable(found[0], hint=found[1])
         else:
             what = f"no answer from the server at {self.url} ({str(error) or type(error).__name__})"
         return ServerUnreachable(what, hint=START_HINT)
@@ -239,6 +244,8 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def _tls(url: str) -> ssl.SSLContext | bool:
+def _tls(url: str, ca_file: str) -> ssl.SSLContext:
     """Loading the certificate store takes 60 ms; over plain HTTP a context that trusts nobody does."""
-    return True if urlsplit(url).scheme != "http" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if urlsplit(url).scheme == "http":
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return client_context(ca_file)

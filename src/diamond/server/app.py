@@ -18,15 +18,18 @@ from diamond.server.api import ROUTERS
 from diamond.server.api.answers import ERROR_HANDLERS, Json
 from diamond.server.api.documents import document
 from diamond.server.api.runtime import Runtime
-from diamond.server.auth import Authenticator
+from diamond.server.api.shells import keep_shells
+from diamond.server.auth import Authenticator, Failures
 from diamond.server.hub import Hub
 from diamond.server.limits import BodyLimit
 from diamond.server.logs import RequestLog
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
 from diamond.server.services import endpoints, planning, tasks
 from diamond.server.services.context import Context
+from diamond.server.services.shells import ShellLimits, ShellTable
 from diamond.server.settings import Settings
 from diamond.server.store import series
+from diamond.server.trust import Trust
 from diamond.server.web import landing
 
 log = logging.getLogger("diamond.server")
@@ -35,10 +38,26 @@ _AFTER_FAILURE_S = 5.0
 _SWEEP_EVERY_S = 86_400.0
 
 
-def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
-    """The application over `ctx`. `hub` must be the one in `ctx`."""
+def create_app(ctx: Context, hub: Hub, settings: Settings, trust: Trust | None = None) -> FastAPI:
+    """The application over `ctx`. `hub` must be the one in `ctx`; `trust` is what agents are told about TLS."""
     metrics = ServerMetrics(lambda: (tasks.counts(ctx), endpoints.counts(ctx)))
-    runtime = Runtime(ctx=ctx, hub=hub, settings=settings, metrics=metrics, authenticator=Authenticator(ctx))
+    limits = ShellLimits(
+        per_task=settings.shells_per_task,
+        per_user=settings.shells_per_user,
+        per_endpoint=settings.shells_per_endpoint,
+        patience_s=settings.shell_patience_s,
+        idle_s=settings.shell_idle_s,
+    )
+    runtime = Runtime(
+        ctx=ctx,
+        hub=hub,
+        settings=settings,
+        metrics=metrics,
+        authenticator=Authenticator(ctx),
+        trust=trust or Trust(),
+        failures=Failures(),
+        shells=ShellTable(limits, hub.notify),
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +66,7 @@ def create_app(ctx: Context, hub: Hub, settings: Settings) -> FastAPI:
         background = [
             asyncio.create_task(keep_planning(runtime)),
             asyncio.create_task(keep_sweeping(runtime)),
+            asyncio.create_task(keep_shells(runtime)),
             asyncio.create_task(asyncio.to_thread(series.warm_up)),
         ]
         try:

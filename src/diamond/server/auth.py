@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
 
-from diamond.core.errors import Forbidden, Unauthenticated
+from diamond.core.errors import Forbidden, RateLimited, Unauthenticated
 from diamond.server.services import tokens
 from diamond.server.services.context import Context
 from diamond.server.services.tokens import Identity
@@ -19,10 +20,14 @@ from diamond.server.services.tokens import Identity
 CACHE_S = 5.0
 _MAX_CACHED = 1000
 _MAX_TOKEN_CHARS = 512
+MAX_FAILURES = 20
+_FAILURES_WITHIN_S = 60.0
+_MAX_ADDRESSES = 10_000
 
 
 class Authenticator:
-    """Looks tokens up, and remembers the good ones for `CACHE_S` seconds: a revoked token works that much longer."""
+    """Looks tokens up, and remembers the good ones for `CACHE_S` seconds: a token that another server process revoked
+    works that much longer."""
 
     def __init__(self, ctx: Context, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ctx = ctx
@@ -48,6 +53,34 @@ class Authenticator:
                 self._known.clear()
         self._known[key] = (now + CACHE_S, identity)
         return identity
+
+    async def recheck(self, authorization: str | None) -> None:
+        """Raises Unauthenticated if the token has died, whatever is remembered of it."""
+        await run_in_threadpool(tokens.authenticate, self._ctx, bearer_token(authorization))
+
+    def forget(self) -> None:
+        """Somebody's token died: ask again about all of them, so that it is dead in this process at once."""
+        self._known = {}
+
+
+class Failures:
+    """Wrong enrolment codes by address, so that nobody can try many. Kept in this process, for a minute."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, deque[float]] = {}
+
+    def check(self, address: str, now: float) -> None:
+        """Raises RateLimited for an address that has failed too often lately."""
+        times = self._at.get(address)
+        if times and len(times) >= MAX_FAILURES and now - times[0] < _FAILURES_WITHIN_S:
+            raise RateLimited(
+                "too many wrong enrolment codes from this address", hint="wait a minute, then check the code"
+            )
+
+    def add(self, address: str, now: float) -> None:
+        if len(self._at) >= _MAX_ADDRESSES:
+            self._at = {key: times for key, times in self._at.items() if now - times[-1] < _FAILURES_WITHIN_S}
+        self._at.setdefault(address, deque(maxlen=MAX_FAILURES)).append(now)
 
 
 def bearer_token(authorization: str | None) -> str:
@@ -78,6 +111,6 @@ def require_agent(identity: Identity) -> str:
     if identity.endpoint_id is None:
         raise Forbidden(
             "this is for agents, and the token belongs to a user",
-            hint="an agent's token is shown once, by `diamond endpoint create`",
+            hint="an agent has a token of its own, from its enrolment: `diamond endpoint enroll NAME`",
         )
     return identity.endpoint_id

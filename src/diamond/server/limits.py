@@ -14,12 +14,16 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from diamond.core.errors import TooLarge
+from diamond.core.shells import MAX_CHUNK_BYTES
 
 _STREAMED = re.compile(r"/api/v1/blobs/")  # written to disk as it arrives
 # Lists of up to core.bundles.MAX_FILES files, of some 250 bytes each and more where paths are long.
 _MANIFESTS = ("/api/v1/bundles", "/api/v1/blobs/missing")
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+_SHELLS = re.compile(r"/api/v1/(agent/)?shells/[^/]+/(input|output)")
 _REPORTS = "/api/v1/agent/reports"
+_ENROLMENT = "/api/v1/enrolment"  # anybody may ask there
+MAX_ENROLMENT_BYTES = 16 * 1024
 _DRAIN_FACTOR = 4
 _DRAIN_S = 5.0
 
@@ -35,10 +39,14 @@ class BodyLimit:
     def limit_for(self, path: str) -> int | None:
         if path == _REPORTS:
             return self._max_report_bytes
+        if path == _ENROLMENT:
+            return MAX_ENROLMENT_BYTES
         if path in _MANIFESTS:
             return MAX_MANIFEST_BYTES
         if _STREAMED.match(path):
             return None
+        if _SHELLS.fullmatch(path):
+            return MAX_CHUNK_BYTES
         return self._max_json_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -34,9 +35,12 @@ from diamond.server.store.blobs import BlobStore
 from diamond.server.store.db import Database
 from diamond.server.store.series import SeriesStore
 from diamond.server.store.streams import StreamStore
+from diamond.server.trust import Certificates, certificates_for, trust_of
 
 log = logging.getLogger("diamond.server")
 _GRACE_S = 10
+_RENEW_EVERY_S = 12 * 3600.0
+_FAREWELL_S = 0.3
 
 
 def serve(
@@ -46,6 +50,7 @@ def serve(
     port: int = DEFAULT_PORT,
     database_url: str | None = None,
     embedded: str | None = None,
+    use_tls: bool | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Run a server until SIGTERM or SIGINT; 0 when it stopped as asked.
@@ -53,13 +58,16 @@ def serve(
     Args:
         port: 0 takes a free one.
         embedded: name of an endpoint to prepare for an agent on this machine.
+        use_tls: speak HTTPS; None: as the environment says.
         on_ready: called with the server's address, on the main thread, once it answers.
 
     Raises:
         Conflict: another server runs on this home.
         InstallationProblem: the port is taken, the database cannot be used, or the address is not allowed.
     """
-    settings = load_settings(home=home.path, host=host, port=port, database_url=database_url, embedded=embedded)
+    settings = load_settings(
+        home=home.path, host=host, port=port, database_url=database_url, embedded=embedded, tls=use_tls
+    )
     return run(settings, on_ready=on_ready)
 
 
@@ -71,14 +79,16 @@ def run(settings: Settings, *, on_ready: Callable[[str], None] | None = None) ->
     with ExitStack() as stack:
         stack.enter_context(server_lock(home))
         listener = stack.enter_context(_bind(settings.host, settings.port))
-        url = _url(settings.host, listener.getsockname()[1])
+        certificates = certificates_for(settings, now=time.time())
+        url = _url(settings.host, listener.getsockname()[1], "https" if certificates else "http")
         db = open_database(settings)
         stack.callback(db.close)
         db.migrate()
         hub = make_hub(db)
         ctx = make_context(settings, db, hub)
         prepared = bootstrap.prepare(ctx, embedded=settings.embedded or None)
-        ClientConfig(url=url, token=prepared.user_token).save(home)
+        ca = str(certificates.ca) if certificates and certificates.ca else ""
+        ClientConfig(url=url, token=prepared.user_token, ca=ca).save(home)
 
         def ready() -> None:
             write_atomic(home.server_file, json.dumps({"pid": os.getpid(), "url": url}).encode())
@@ -87,7 +97,8 @@ def run(settings: Settings, *, on_ready: Callable[[str], None] | None = None) ->
                 on_ready(url)
 
         stack.callback(home.server_file.unlink, missing_ok=True)
-        server = _Server(_uvicorn_config(ctx, hub, settings), hub, ready)
+        server = _Server(_uvicorn_config(ctx, hub, settings, certificates), hub, ready)
+        server.renew = lambda: certificates_for(settings, now=time.time())
         server.run(sockets=[listener])
         if server.failure is not None:
             raise server.failure
@@ -150,12 +161,12 @@ def server_lock(home: Home) -> Iterator[None]:
 
 
 def _check_address(settings: Settings) -> None:
-    if not settings.is_loopback and not settings.allow_remote:
+    if not settings.is_loopback and not settings.allow_remote and not settings.has_tls:
         raise InstallationProblem(
             f"refusing to listen on {settings.host}: Diamond has one user and speaks plain HTTP, so whoever listens in "
             "on that network could take the token and run anything as you",
-            hint="listen on 127.0.0.1 and reach it through an SSH tunnel or a TLS proxy; if a proxy needs another "
-            "address, set DIAMOND_ALLOW_REMOTE=1",
+            hint="add --tls, which needs no other preparation; or listen on 127.0.0.1 and reach it through an SSH "
+            "tunnel; if a TLS proxy in front needs another address, set DIAMOND_ALLOW_REMOTE=1",
             field="host",
         )
     if settings.log_cap_bytes < 2 * settings.log_segment_bytes:
@@ -188,15 +199,17 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, scheme: str = "http") -> str:
     # Every address answers here; the loopback one is what this machine's clients should use.
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host  # noqa: S104
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-def _uvicorn_config(ctx: Context, hub: Hub, settings: Settings) -> uvicorn.Config:
+def _uvicorn_config(ctx: Context, hub: Hub, settings: Settings, certificates: Certificates | None) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(ctx, hub, settings),
+        create_app(ctx, hub, settings, trust_of(settings, certificates)),
+        ssl_certfile=certificates.cert if certificates else None,
+        ssl_keyfile=str(certificates.key) if certificates else None,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -217,19 +230,51 @@ class _Server(uvicorn.Server):
         self._hub = hub
         self._ready = ready
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.renew: Callable[[], Certificates | None] = lambda: None
+        self._renewing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
+        if self.config.ssl is not None:
+            self._renewing = asyncio.create_task(self._keep_certificate())
         try:
             self._ready()
         except Exception as error:
             self.failure = error
             self.should_exit = True
 
+    async def _keep_certificate(self) -> None:
+        """New connections get the newest certificate, so that none expires in a server that runs for years."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            try:
+                found = await asyncio.to_thread(self.renew)
+                if found is not None and self.config.ssl is not None:
+                    self.config.ssl.load_cert_chain(found.cert, found.key)
+            except (OSError, DiamondError) as error:
+                log.error("the certificate cannot be renewed: %s", error)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._hub.close()
+        if self._renewing is not None:
+            self._renewing.cancel()
+        hurrying = asyncio.create_task(self._hurry())
         await super().shutdown(sockets=sockets)
+        hurrying.cancel()
+
+    async def _hurry(self) -> None:
+        """Over TLS a connection ends when its client agrees, and one that idles does not listen: do not wait for it."""
+        closing: set[int] = set()
+        while True:
+            await asyncio.sleep(_FAREWELL_S)
+            known, closing = closing, set()
+            for connection in list(self.server_state.connections):
+                transport = connection.transport
+                if transport.is_closing() and id(connection) in known:
+                    transport.abort()
+                elif transport.is_closing():
+                    closing.add(id(connection))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own: it raises the signal again at the end, which would skip our clean-up.

@@ -40,7 +40,26 @@ class Settings(BaseSettings):
     )
     allow_remote: bool = Field(
         default=False,
-        description="Listen beyond this machine. Diamond itself speaks plain HTTP: put a TLS proxy in front.",
+        description="Listen beyond this machine with plain HTTP, for a TLS proxy in front. Not needed with `tls`.",
+    )
+    public_url: str = Field(
+        default="",
+        description="Address that other machines use, e.g. `https://diamond.example.org`; enrolment lines carry it. "
+        "Default: the address the client uses.",
+    )
+    tls: bool = Field(
+        default=False,
+        description="Speak HTTPS: with `tls_cert` where that is set, else with a certificate of a private authority "
+        "in the home folder, which agents pin when they enrol.",
+    )
+    tls_cert: str = Field(
+        default="", description="File with a certificate (and its chain) of your own, in PEM. Implies `tls`."
+    )
+    tls_key: str = Field(default="", description="File with its private key. Default: the same file.")
+    tls_ca: str = Field(
+        default="",
+        description="File with the authority behind `tls_cert`, or behind the proxy in front, where systems do not "
+        "know it by themselves. Agents pin it.",
     )
     database_url: str = Field(
         default="",
@@ -69,6 +88,19 @@ class Settings(BaseSettings):
     )
     max_report_bytes: int = Field(
         default=16 * MIB, ge=1024, description="Largest report of an agent (log bytes and states together)."
+    )
+    shells_per_task: int = Field(
+        default=8, ge=0, description="Shells (`diamond exec`, `diamond ssh`) that may be open in one task; 0 for none."
+    )
+    shells_per_user: int = Field(default=16, ge=0, description="Shells that one user may have open.")
+    shells_per_endpoint: int = Field(default=64, ge=0, description="Shells that may be open at one endpoint.")
+    shell_patience_s: float = Field(
+        default=60.0,
+        ge=5,
+        description="A shell is ended when its client, or its endpoint's agent, has been silent for this many seconds.",
+    )
+    shell_idle_s: float = Field(
+        default=43_200.0, ge=1, description="A shell is ended after this many seconds without a byte either way."
     )
     threads: int = Field(
         default=64,
@@ -101,6 +133,10 @@ class Settings(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         return self.host in LOOPBACK
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls or bool(self.tls_cert)
 
 
 def load_settings(**chosen: object) -> Settings:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import pytest
 
+from diamond.agent.credentials import Credentials
 from diamond.agent.link import Link
 from diamond.agent.main import Agent
 from diamond.agent.schedulers.local import LocalScheduler
@@ -109,6 +110,8 @@ class FakeServer:
         self.closed = True
         with self._changed:
             self._changed.notify_all()
+
+    credentials = Credentials("a token without a file")
 
     def call(self, method: str, path: str, body: Any = None, *, query: Any = None, timeout_s: float = 0) -> Any:
         if path in self.problem:

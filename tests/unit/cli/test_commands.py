@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from diamond.cli import check, endpoints, launch, logs, main, metrics, outputs, tasks
+from diamond.cli import check, endpoints, enrolment, launch, logs, main, metrics, outputs, tasks
 from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage
 from diamond.core.errors import NotFound
 from diamond.core.jobs import Job
@@ -41,7 +41,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
         def connect(**options: object) -> Iterator[Any]:
             yield client
 
-        for module in (endpoints, logs, metrics, outputs, tasks, launch):
+        for module in (endpoints, enrolment, logs, metrics, outputs, tasks, launch):
             monkeypatch.setattr(module, "connect", connect)
 
     return give
@@ -217,33 +217,14 @@ def endpoint(**more: Any) -> Endpoint:
 def test_endpoint_show_has_sizes_ages_and_no_stray_version(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     given(get=endpoint())
     assert call("endpoint", "show", "hpc") == 0
-    rows = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:])
-    rows = {key: value.strip() for key, value in rows.items()}
+    lines = capsys.readouterr().out.splitlines()
+    rows = {key: value.strip() for key, _, value in (line.strip().partition("  ") for line in lines[1:])}
     assert rows["scheduler"] == "local"
-    assert rows["policy max_output_bytes"] == "1000 B"
-    assert rows["policy cache_bytes"] == "20 GiB"
+    assert rows["max_output_bytes"] == "1000 B"
+    assert rows["cache_bytes"] == "20 GiB"
     assert rows["disk free"] == "1000 B of 2.0 KiB"
     assert rows["as of"] == "4s ago"
     assert rows["size"] == "1 node with 1 core"
-
-
-def test_endpoint_create_says_how_another_machine_gets_here(
-    given: Given, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    given(create=(endpoint(), "secret"))
-    assert call("endpoint", "create", "hpc") == 0
-    out, err = capsys.readouterr()
-    assert out == "secret\n"
-    assert "login node" not in err
-    assert "On the machine that shall run the tasks:" in err
-    assert "ssh -R 7421:127.0.0.1:7421 machine" in err
-    assert "DIAMOND_ALLOW_REMOTE" in err
-    given(create=(endpoint(), "secret"), url="https://diamond.example.org")
-    assert call("endpoint", "create", "hpc", "--token-file", str(tmp_path / "t")) == 0
-    err = capsys.readouterr().err
-    assert f"1. copy the token file {tmp_path / 't'} there (it is secret)" in err
-    assert "ssh -R" not in err
-    assert (tmp_path / "t").read_text() == "secret"
 
 
 def test_endpoint_list_is_endpoint_ls(given: Given, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_number(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (500 * 1024**2, "500 MiB"), (5 * 1024**5, "5120.0 TiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (500 * 1024**2, "500 MiB"), (5 * 1024**5, "5.0 PiB")],
 )
 def test_size(value: int, text: str) -> None:
     assert render.size(value) == text

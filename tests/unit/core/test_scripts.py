@@ -47,6 +47,14 @@ PLANS = {
         scheduler="slurm",
         num_nodes=2,
     ),
+    "slurm_own_ranks.sh": ScriptPlan(
+        job_id="job_06",
+        run_dir="/scratch/me/jobs/job_06",
+        ranks_per_node=0,
+        has_setup=False,
+        scheduler="slurm",
+        num_nodes=2,
+    ),
 }
 
 

@@ -152,13 +152,26 @@ class HasProcesses(Protocol):
         ...
 
 
+@runtime_checkable
+class LearnsFacts(Protocol):
+    """A scheduler that finds out in the background what it may hand out."""
+
+    on_new_facts: Callable[[], None]
+    """Called when `capacity` has another answer than before, from any thread. Set by the agent."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShellCommand:
-    """How to start a program inside a running job: argv, the whole environment of what is started, and where."""
+    """How to start a program inside a running job: argv, the whole environment of what is started, and where.
+
+    With a `mark`, what is started ends its error output with RS, the mark, a colon, the program's exit status and RS.
+    Its own status is that of a middleman, who would remark on a program's failure among the program's own words.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
+    mark: str = ""
 
 
 @runtime_checkable

@@ -26,20 +26,14 @@ from typing import TypeVar
 
 from diamond.agent.gpus import GpuMonitor, GpuSlot
 from diamond.agent.machine import OomCounter, is_disk_full, mem_bytes_total, num_cpus
-from diamond.agent.processes import (
-    TICKS_PER_S,
-    boot_clock_s,
-    boot_id,
-    is_running,
-    read_process,
-    unix_time_of_start,
-)
+from diamond.agent.processes import TICKS_PER_S, boot_clock_s, boot_id, is_running, read_process, unix_time_of_start
 from diamond.agent.schedulers import local_spool
 from diamond.agent.schedulers.base import JobProcesses, Observed, Submission, final_state
 from diamond.agent.schedulers.local_ending import Endings, LocalJob, Timers
 from diamond.agent.schedulers.local_facts import facts_of, usage_of
 from diamond.agent.schedulers.local_queue import Line, Slots
 from diamond.agent.schedulers.local_result import Ending, conclude, lost
+from diamond.agent.schedulers.local_shells import LocalShells
 from diamond.agent.schedulers.local_start import spawn
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import DiamondError
@@ -60,7 +54,7 @@ _SETTLE_TRIES = 20  # a mark that is empty for longer than this was cut short by
 _LAUNCH_PATIENCE_S = 60.0  # how long "cannot fork" is taken for a passing shortage
 
 
-class LocalScheduler:
+class LocalScheduler(LocalShells):
     """See `Scheduler` for what every method promises."""
 
     def __init__(

@@ -1,16 +1,32 @@
 """HTTP routes: thin over services. They parse, authorise, call, and write down the answer."""
 
-from diamond.server.api import agent, blobs, bundles, endpoints, events, health, logs, metrics, outputs, tasks
+from diamond.server.api import (
+    agent,
+    blobs,
+    bundles,
+    endpoints,
+    enrolment,
+    events,
+    health,
+    logs,
+    metrics,
+    outputs,
+    shells,
+    tasks,
+)
 
 ROUTERS = (
     tasks.router,
     logs.router,
+    shells.router,
     metrics.router,
     outputs.router,
     events.router,
     endpoints.router,
+    enrolment.router,
     bundles.router,
     blobs.router,
     agent.router,
+    shells.agent_router,
     health.router,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Annotated
 
@@ -15,7 +16,8 @@ from diamond.core.wire import INSTANCE_HEADER, DesiredState, Hello, Report, Repo
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import MAX_CURSOR, MAX_WAIT_S, Agent, Body, Ctx, Server
-from diamond.server.services import agents
+from diamond.server.api.shells import take_over
+from diamond.server.services import agents, enrolment
 
 router = APIRouter(prefix="/api/v1/agent", tags=["agent"])
 Instance = Annotated[
@@ -47,16 +49,28 @@ async def desired(
     epoch: Annotated[str, Query(max_length=100, description="As the last answer gave it.")] = "",
     since: Annotated[int, Query(ge=0, le=MAX_CURSOR, description="`revision` of the last answer.")] = 0,
     wait_s: Annotated[float, Query(ge=0, description=f"Seconds to wait for an order, at most {MAX_WAIT_S:.0f}.")] = 0,
+    runner: Annotated[str, Query(max_length=100, description="Names the agent process, if it can run shells.")] = "",
+    shells: Annotated[str, Query(max_length=8000, description="Ids of shells already known, by commas.")] = "",
+    rotates: Annotated[bool, Query(description="Whether the agent can take a new token when asked to.")] = False,
     instance: Instance = "",
 ) -> Response:
     looks = itertools.count()
+    known = frozenset(shells.split(","))
 
     async def look() -> tuple[DesiredState, bool]:
         first = next(looks) == 0
+        if not first:  # its token may have been revoked while it waited
+            await server.authenticator.recheck(request.headers.get("authorization"))
         state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since, instance, is_call=first)
         # An endpoint nothing was ever ordered from has revision 0: answering its since=0 at once would spin.
         news = state.epoch != epoch or (state.full and state.revision > since)
-        return state, bool(state.orders) or news
+        if runner:
+            if first:
+                await take_over(server, agent, runner)
+            state = dataclasses.replace(state, shells=server.shells.orders(agent, known))
+        if rotates and await run_in_threadpool(enrolment.wants_rotation, server.ctx, agent):
+            state = dataclasses.replace(state, rotate=True)
+        return state, bool(state.orders or state.shells or state.rotate) or news
 
     state = await server.long_poll(request, (f"endpoint:{agent}",), wait_s, look)
     return Json(state)

@@ -22,10 +22,12 @@ _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "tasks", "description": "What you asked for, and how it stands."},
     {"name": "logs", "description": "Output of a task's jobs, by byte offset or as a live stream."},
+    {"name": "shells", "description": "Programs started by hand in a running task, with a terminal."},
     {"name": "metrics", "description": "Numbers a task logged, as downsampled curves."},
     {"name": "outputs", "description": "Files a task left behind."},
     {"name": "events", "description": "What happened, in order, by cursor or as a live stream."},
     {"name": "endpoints", "description": "Clusters and machines that agents speak for."},
+    {"name": "enrolment", "description": "How an agent comes to speak for an endpoint, and changes its token."},
     {"name": "bundles", "description": "Folders as lists of content-addressed files."},
     {"name": "blobs", "description": "Upload and download of file contents, resumable."},
     {"name": "agent", "description": "What an endpoint's agent asks and reports. Needs an agent token."},

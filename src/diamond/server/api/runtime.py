@@ -16,12 +16,14 @@ from fastapi import Depends, Request
 from diamond.core.bundles import is_digest
 from diamond.core.errors import InvalidInput
 from diamond.server.api.bodies import json_object
-from diamond.server.auth import Authenticator, require_agent, require_user
+from diamond.server.auth import Authenticator, Failures, require_agent, require_user
 from diamond.server.hub import Hub
 from diamond.server.prometheus import ServerMetrics
 from diamond.server.services.context import Context
+from diamond.server.services.shells import ShellTable
 from diamond.server.services.tokens import Identity
 from diamond.server.settings import Settings
+from diamond.server.trust import Trust
 
 MAX_WAIT_S = 60.0
 MAX_CURSOR = 2**63 - 1
@@ -37,6 +39,9 @@ class Runtime:
     settings: Settings
     metrics: ServerMetrics
     authenticator: Authenticator
+    trust: Trust
+    failures: Failures
+    shells: ShellTable
 
     @contextmanager
     def waiting(self, request: Request) -> Iterator[None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diamond.core.endpoints import Endpoint, QueueEntry
+from diamond.core.enrolment import Enrolment
 from diamond.core.events import Event
 from diamond.core.tasks import Output, Task, TaskSpec
 
@@ -106,15 +107,41 @@ class OutputList:
 
 @dataclass(frozen=True, kw_only=True)
 class NewEndpoint:
+    """With `token` false no token is made: the agent enrols with the code in the answer and makes its own."""
+
     name: str
+    token: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreatedEndpoint:
-    """`token` is for the endpoint's agent and is never shown again."""
+    """`token` (or the code in `enrolment`) is for the endpoint's agent and is never shown again."""
 
     endpoint: Endpoint
     token: str
+    enrolment: Enrolment | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """`rotated`: the agent has a new token and the old one is dead. Otherwise it was asked to take one, and will when
+    it is heard of again; if it is offline, `enrolment` gives a code that replaces its token instead."""
+
+    rotated: bool
+    online: bool
+    enrolment: Enrolment | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Revocation:
+    revoked: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """`given_up`: live jobs that are no longer watched."""
+
+    given_up: int
 
 
 @dataclass(frozen=True, kw_only=True)

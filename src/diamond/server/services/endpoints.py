@@ -98,7 +98,7 @@ def remove(ctx: Context, user_id: str, name: str, *, force: bool = False) -> int
         if jobs and not force:
             raise Conflict(
                 f"endpoint {name} has {len(jobs)} live job{'s' if len(jobs) > 1 else ''}",
-                hint="stop its tasks or wait for them; --force gives them up, which leaves them running there unwatched",
+                hint="stop its tasks or wait for them; --force gives them up and leaves them running there, unwatched",
             )
         now = ctx.clock()
         enrolment.withdraw(session, row, now)

@@ -290,7 +290,7 @@ def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
 
 
 def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
-    query = sa.select(EndpointRow).order_by(EndpointRow.name)
+    query = sa.select(EndpointRow).where(EndpointRow.removed_at.is_(None)).order_by(EndpointRow.name)
     return list(session.scalars(query.with_for_update() if lock else query).all())
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from diamond.core.enrolment import new_token, token_hash
 from diamond.core.errors import Unauthenticated
 from diamond.core.ids import new_id
 from diamond.server.services.context import Context
@@ -24,14 +24,13 @@ class Identity:
 
 
 def hash_token(token: str) -> str:
-    # Tokens carry 256 bits of chance, so a plain hash is enough: there is nothing to guess.
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+    return token_hash(token)
 
 
 def issue(session: Session, *, now: float, user_id: str | None = None, endpoint_id: str | None = None) -> str:
     """A new token; the caller hands it out and keeps no copy."""
     assert (user_id is None) != (endpoint_id is None)
-    token = ("dmdu_" if user_id else "dmda_") + secrets.token_urlsafe(32)
+    token = "dmdu_" + secrets.token_urlsafe(32) if user_id else new_token()
     session.add(
         TokenRow(id=new_id("tok"), hash=hash_token(token), user_id=user_id, endpoint_id=endpoint_id, created_at=now)
     )
@@ -46,6 +45,11 @@ def authenticate(ctx: Context, token: str) -> Identity:
     """
     with ctx.db.read() as session:
         row = session.scalars(sa.select(TokenRow).where(TokenRow.hash == hash_token(token))).one_or_none()
+        if row is not None and row.revoked_at is not None and row.endpoint_id is not None:
+            raise Unauthenticated(
+                "this agent's token was revoked",
+                hint="its jobs go on; to let it speak again, enrol it anew: `diamond endpoint enroll NAME`",
+            )
         if row is None or row.revoked_at is not None:
             raise Unauthenticated(
                 "this token is not valid here",

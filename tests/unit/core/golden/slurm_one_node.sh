@@ -50,14 +50,24 @@ for name in cuda/12.4 'it'"'"'s'; do module load "$name" 2>&3 || {
 }; done
 (enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
 : > setup.done
-DIAMOND_PYTHON=$(command -v python3 || command -v python3)
-(enter
- exec "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 1 -- \
-   "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+warn() {
+  local process stat fields key value
+  warned=1
+  for process in /proc/[0-9]*; do
+    read -r stat < "$process/stat" || continue
+    fields=(${stat##*) })
+    [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
+    while read -r key value; do
+      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}"; fi
+    done < "$process/status"
+  done
+}
+session=${fields[4]}
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
+export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
+(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
 child=$!
-trap 'warned=1; kill -USR1 "$child"' USR1
-trap 'kill -TERM "$child"' TERM
+trap 'warn' USR1
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
-# A trap ends a wait early, and the child may have ended meanwhile: ask once more.
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

@@ -45,8 +45,6 @@ export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 2000
    "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
 child=$!
 trap 'warned=1; kill -USR1 "$child"' USR1
-trap 'kill -TERM "$child"' TERM
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
-# A trap ends a wait early, and the child may have ended meanwhile: ask once more.
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

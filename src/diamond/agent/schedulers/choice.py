@@ -1,0 +1,60 @@
+"""Which scheduler an agent speaks for: the cluster's Slurm where there is one, else this machine's own queue."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from diamond.agent.schedulers.base import Scheduler
+from diamond.core.errors import InstallationProblem
+from diamond.core.rundir import read_json
+
+KINDS = ("auto", "slurm", "local")
+_SLURM_PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol")
+
+
+def choose(asked: str | None, home: Path) -> Callable[[Path], Scheduler]:
+    """What makes the scheduler for a jobs directory.
+
+    Args:
+        asked: one of `KINDS`; None leaves it to `scheduler` in the home's agent.json, and then to "auto".
+
+    Raises:
+        InstallationProblem: Slurm is asked for and its programs are not there, or the word is none of `KINDS`.
+    """
+    kind = asked or read_json(home / "agent.json").get("scheduler") or "auto"
+    if kind not in KINDS:
+        raise InstallationProblem(f"{str(kind)[:40]!r} is no scheduler", hint=f"choose one of {', '.join(KINDS)}")
+    missing = [program for program in _SLURM_PROGRAMS if shutil.which(program) is None]
+    if kind == "slurm" and missing:
+        raise InstallationProblem(
+            f"Slurm's {', '.join(missing)} cannot be found on PATH",
+            hint="load the module that provides it, then start the agent",
+        )
+    # Each is loaded only where it is used: agents start often, on small login nodes.
+    if kind == "slurm" or (kind == "auto" and not missing and _belongs_to_a_cluster()):
+        from diamond.agent.schedulers.slurm import SlurmScheduler
+
+        return SlurmScheduler
+    from diamond.agent.schedulers.local import LocalScheduler
+
+    return LocalScheduler
+
+
+def _belongs_to_a_cluster() -> bool:
+    """Whether Slurm's programs here know of a cluster, be its controller up or down.
+
+    A workstation may have the programs and no cluster. A login node whose controller is away must not be taken for
+    one: its jobs would run on the login node.
+    """
+    try:
+        done = subprocess.run(
+            ["scontrol", "ping"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    except OSError:
+        return False
+    return "configuration source" not in done.stderr

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Diamond job job_06. Generated; your commands are in run.sh and setup.sh beside it.
+cd -- /scratch/me/jobs/job_06 || exit 73
+
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+
+# A run directory starts once. Whoever makes this file first runs; a second submission of the same job
+# (after a crash between submitting and noting it) ends here without having done anything.
+{ read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; } 2>/dev/null
+fields=(0 ${stat##*) })
+set -o noclobber
+{ printf '%s %s %s\n' "$$" "${fields[20]:-0}" "${boot:-none}" > started; } 2>/dev/null || exit 75
+set +o noclobber
+
+# A trap that does something is reset in children, so programs get the signal and this shell outlives them.
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
+began=${EPOCHREALTIME:-$(date +%s)} warned= more=false
+
+# Room for the exit status was laid down beforehand; writing over it works on a full disk too.
+finish() {
+  local ended=${EPOCHREALTIME:-$(date +%s)}
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  mv -f exit.tmp exit.json
+  exit "$2"
+}
+
+# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
+DIAMOND_BASH=$BASH
+enter() {
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  cd work || exit 73
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+}
+
+# What this shell itself says of programs that are killed is noise in your log.
+exec 3>&2 2> /dev/null
+warn() {
+  local process stat fields key value
+  warned=1
+  for process in /proc/[0-9]*; do
+    read -r stat < "$process/stat" || continue
+    fields=(${stat##*) })
+    [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
+    while read -r key value; do
+      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}"; fi
+    done < "$process/status"
+  done
+}
+session=${fields[4]}
+(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+child=$!
+trap 'warn' USR1
+while wait "$child"; code=$?; kill -0 "$child"; do :; done
+wait "$child"; again=$?
+finish run "$((again == 127 ? code : again))"
