@@ -156,7 +156,7 @@ def check(cluster: Cluster, ids: dict[int, str]) -> None:
             return Counter(client.tasks.get(task_id).state for task_id in ids.values())
 
         try:
-            eventually(lambda: all(state.is_final for state in states()), within_s=100, every_s=2, what="all are over")
+            eventually(lambda: all(state.is_final for state in states()), within_s=240, every_s=2, what="all are over")
         except AssertionError:
             for argv in (["sinfo", "-N", "-l"], ["squeue", "--states=all"]):
                 print(cluster.site.run(argv, user="root", check=False).stdout[-3000:])

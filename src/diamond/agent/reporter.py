@@ -27,6 +27,7 @@ from diamond.core.wire import MAX_REPORT_STREAM_BYTES, STREAMS, JobReport, Repor
 log = logging.getLogger(__name__)
 
 _STREAM_PERIOD_S = 0.2
+_FIRST_LINE_PERIOD_S = 0.03  # somebody may be waiting for a job's first line
 _GAP_S = 0.03  # what happens within it goes into one report
 HEARTBEAT_S = 10.0
 _USAGE_EVERY_S = 5.0
@@ -116,9 +117,12 @@ class Reporter:
 
     def _wait_s(self) -> float:
         due = self._last_sent + HEARTBEAT_S - time.monotonic()
+        now = time.monotonic()
         with self._table.lock:
-            streaming = any(job.has_streams for job in self._table.live())
-        return max(0.0, min(due, _STREAM_PERIOD_S) if streaming else due)
+            streaming = [job for job in self._table.live() if job.has_streams]
+            eager = any(job.eager_until > now and not job.acked.get("log") for job in streaming)
+        period_s = _FIRST_LINE_PERIOD_S if eager else _STREAM_PERIOD_S
+        return max(0.0, min(due, period_s) if streaming else due)
 
     def report_once(self) -> bool:
         """Tell what there is to tell; True when there is more.

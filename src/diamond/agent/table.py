@@ -21,6 +21,7 @@ from diamond.core.states import Desired, JobState
 from diamond.core.wire import JobOrder, JobReport
 
 MAX_DETAIL = 4000  # what the server keeps of one
+_EAGER_S = 3.0
 
 
 class Phase(IntEnum):
@@ -55,6 +56,7 @@ class Tracked:
         # Bytes the server holds of each stream; a missing key means that only the server knows.
         self.acked: dict[str, int] = dict(order.received)
         self.is_orphan = False  # the server does not know the job (any more)
+        self.eager_until = 0.0  # monotonic; it has just begun: its first line is news
         self.quiet_until = 0.0  # monotonic; the server could not digest what was said of it
         # How the server took its result; the reporter's own.
         self.tell = Told.ALL
@@ -123,6 +125,8 @@ class JobTable:
     def set_report(self, job: Tracked, report: JobReport) -> None:
         with self.lock:
             if job.result is None:
+                if report.state is JobState.RUNNING and not job.eager_until:
+                    job.eager_until = time.monotonic() + _EAGER_S
                 job.report = report
                 self._place(job)
         self.on_news()

@@ -1,8 +1,8 @@
 """The text of a batch script as Diamond's `run`: what is put in front of it, and who interprets it.
 
-With `ranks_per_node: 0` Diamond starts `run` as sbatch starts a script, once and on the first node, but in an allocation
-of one task a node. The lines put in front undo that, so that the script finds what sbatch would have given it, and its
-own srun, mpirun or torchrun lines start what they always did.
+With `ranks_per_node: 0` Diamond starts `run` as sbatch starts a script, once and on the first node, but in an
+allocation of one task a node. The lines put in front undo that, so that the script finds what sbatch would have given
+it, and its own srun, mpirun or torchrun lines start what they always did.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ _RUN_RANKS = """\
 finish run $?
 """
 
-# Slurm warns this shell alone (and stops everybody). A shell that waits for a child in the foreground runs no trap until
-# the child is gone, so the child goes to the background. A trap ends a wait early, and the child may have ended
+# Slurm warns this shell alone (and stops everybody). A shell that waits for a child in the foreground runs no trap
+# until the child is gone, so the child goes to the background. A trap ends a wait early, and the child may have ended
 # meanwhile, which is why it is asked for once more at the end.
 _WAIT = """\
 child=$!

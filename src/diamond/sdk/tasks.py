@@ -76,6 +76,43 @@ class Tasks:
         )
         return decode(Task, raw)
 
+    def create_many(
+        self,
+        specs: Sequence[SpecLike],
+        *,
+        idempotency_key: str | None = None,
+        progress: Progress | None = None,
+    ) -> builtins.list[Task]:
+        """Launch several tasks in one step: all of them, or none when one cannot be accepted.
+
+        A folder that several of them name is read and uploaded once.
+
+        Raises:
+            InvalidInput: naming the spec by its number, as `specs[3].resources.cpus`.
+            IdempotencyMismatch: the key was used for other specs.
+        """
+        refs: dict[str, str] = {}
+        ready = []
+        for number, spec in enumerate(specs):
+            wanted = self.read(spec)
+            given = dict(wanted.bundle_refs)
+            known = {target: refs[source] for target, source in given.items() if source in refs}
+            wanted = self._with_refs(wanted, {**given, **known})
+            try:
+                sent = self._replaced(wanted, self._scans(wanted, None), progress, send=True)
+            except InvalidInput as error:
+                raise type(error)(error.message, hint=error.hint, field=f"specs[{number}].{error.field}") from error
+            refs |= {source: sent.bundle_refs[target] for target, source in given.items()}
+            ready.append(encode(sent))
+        answer = self._transport.json(
+            "POST",
+            f"{API}/tasks/batch",
+            body={"specs": ready},
+            headers={"Idempotency-Key": idempotency_key or f"sdk-{secrets.token_hex(16)}"},
+            repeatable=True,
+        )
+        return [decode(Task, raw) for raw in answer["tasks"]]
+
     def plan(
         self, spec: SpecLike, *, envs: Mapping[str, str] | None = None, scan_progress: Progress | None = None
     ) -> dict[str, Any]:
@@ -394,8 +431,12 @@ class Tasks:
         refs = dict(spec.bundle_refs)
         for target, scan in scans.items():
             refs[target] = self._bundles.upload(scan, progress=progress).ref if send else scan.manifest.ref
-        workdir = refs.pop(".", None)
-        return TaskSpec.parse({**encode(spec), "workdir": workdir, "file_mounts": refs})
+        return self._with_refs(spec, refs)
+
+    @staticmethod
+    def _with_refs(spec: TaskSpec, refs: Mapping[str, str]) -> TaskSpec:
+        mounts = {target: ref for target, ref in refs.items() if target != "."}
+        return TaskSpec.parse({**encode(spec), "workdir": refs.get("."), "file_mounts": mounts})
 
 
 def _path(task_id: str) -> str:

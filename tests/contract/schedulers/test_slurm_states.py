@@ -224,7 +224,7 @@ def test_a_job_of_several_nodes(scenes: Scenes) -> None:
 
 def test_warned_before_the_time_limit(scenes: Scenes) -> None:
     seen = scenes.bench.result(scenes.slow["warned"], within_s=STATES_TIMEOUT_S)
-    assert (seen.reason, seen.exit_code) == (Reason.COMPLETED, 0)
+    assert (seen.reason, seen.exit_code) == (Reason.COMPLETED, 0), scenes.bench.log(scenes.slow["warned"])
     assert scenes.bench.log(scenes.slow["warned"]).endswith("warned\n")
 
 

@@ -108,6 +108,23 @@ def test_same_key_makes_one_task_even_at_once(ctx: Context, user_id: str, online
     assert tasks.list_tasks(ctx, user_id)[2] == 1
 
 
+def test_a_batch_is_made_whole_or_not_at_all(ctx: Context, user_id: str, online: str) -> None:
+    specs: list[Any] = [{"run": "true", "name": f"n{number}"} for number in range(5)]
+    made, is_new = tasks.create_many(ctx, user_id, specs, "sweep")
+    again, is_new_again = tasks.create_many(ctx, user_id, specs, "sweep")
+    assert (is_new, is_new_again) == (True, False)
+    assert [task.id for task in again] == [task.id for task in made]
+    assert [task.name for task in made] == [f"n{number}" for number in range(5)]
+    assert len(agents.desired(ctx, online, ctx.epoch, 0).orders) == 5
+    for bad, field in (({"rum": "x"}, "specs[1].rum"), ({"run": "x", "num_nodes": 99}, "specs[1].num_nodes")):
+        with pytest.raises(InvalidInput) as caught:
+            tasks.create_many(ctx, user_id, [{"run": "true"}, bad], "other")
+        assert caught.value.field == field
+    with pytest.raises(IdempotencyMismatch):
+        tasks.create_many(ctx, user_id, [{"run": "false"}], "sweep")
+    assert tasks.list_tasks(ctx, user_id)[2] == 5
+
+
 def test_event_numbers_have_no_gaps_and_never_go_back(ctx: Context, user_id: str, online: str) -> None:
     seen: list[int] = []
     stop = threading.Event()

@@ -235,22 +235,29 @@ def _steady(before: float | None, now: float | None) -> float | None:
 class Looker:
     """Cheap looks at run directories between two queries: one `stat` a live job tells its start or its end at once.
 
-    On a slow file system the looks become rarer, so that they take no more than a tenth of the time.
+    A job that Slurm was given a moment ago is looked at more often: somebody may be watching it start. On a slow file
+    system the looks become rarer, so that they take no more than a tenth of the time.
     """
 
-    EVERY_S = 0.5
+    EVERY_S = 0.2
+    QUICK_S = 0.03
+    FRESH_S = 10.0
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
+        self._all_at = float("-inf")
         self.num_looks = 0
 
     def look(self) -> float:
-        """Look at every live job; returns the seconds until the next time."""
+        """Look at every live job whose turn it is; returns the seconds until the next time."""
         began = time.monotonic()
+        at_all = began - self._all_at >= self.EVERY_S - self.QUICK_S / 2
+        if at_all:
+            self._all_at = began
         with self._jobs.lock:
-            wanted = [
-                (job, str(job.run_dir) + "/", job.is_running) for job in self._jobs.by_name.values() if _tells(job)
-            ]
+            telling = [job for job in self._jobs.by_name.values() if _tells(job)]
+            fresh = [job for job in telling if not job.is_running and began - job.since < self.FRESH_S]
+            wanted = [(job, str(job.run_dir) + "/", job.is_running) for job in (telling if at_all else fresh)]
         found: list[tuple[SlurmJob, bool, float]] = []
         for job, folder, running in wanted:
             mtime = _mtime(folder + ("exit.json" if running else "started"))
@@ -261,7 +268,7 @@ class Looker:
             for job, running, mtime in found:
                 if _tells(job):
                     self._note(job, running, mtime)
-        return max(self.EVERY_S, 10 * (time.monotonic() - began))
+        return max(self.QUICK_S if fresh else self.EVERY_S, 10 * (time.monotonic() - began))
 
     def look_at(self, job: SlurmJob) -> None:
         """At one, under the table's lock."""

@@ -47,7 +47,23 @@ class TaskPlan:
     script: str
     files: dict[str, str]
     envs: dict[str, str]
-    time_limit_s: int | None
+    time_limit_s: int | None  # of one job
+    partition: str
+    jobs: int  # how many jobs, one after the other, it is expected to take
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTasks:
+    """The body of POST /tasks/batch."""
+
+    specs: list[TaskSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskBatch:
+    """In the order of the specs."""
+
+    tasks: list[Task]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from diamond.core.tasks import Task
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Body, Ctx, User
-from diamond.server.api.schemas import NewTask, TaskPage, TaskPlan
+from diamond.server.api.schemas import NewTask, NewTasks, TaskBatch, TaskPage, TaskPlan
 from diamond.server.services import tasks
 
 router = APIRouter(prefix="/api/v1", tags=["tasks"])
@@ -52,6 +52,33 @@ def create_task(
 ) -> Response:
     task, made = tasks.create(ctx, user, _spec(body), idempotency_key)
     return Json(task, 201 if made else 200, {"Location": f"/api/v1/tasks/{task.id}"})
+
+
+@router.post(
+    "/tasks/batch",
+    status_code=201,
+    summary="Launch several tasks",
+    description="All or none, in one step; the answer lists the tasks in the order of `specs`. An `Idempotency-Key` "
+    "names the whole batch.",
+    responses=returns(TaskBatch, "The tasks were made.", status=201)
+    | returns(TaskBatch, "A request with this key had made them.")
+    | USER_FAILS
+    | fails(IdempotencyMismatch, TooLarge, StorageFull),
+    openapi_extra=takes(NewTasks),
+)
+def create_tasks(
+    user: User,
+    ctx: Ctx,
+    body: Body,
+    idempotency_key: Annotated[str | None, Header(description="1 to 200 printable characters.")] = None,
+) -> Response:
+    specs = body.get("specs")
+    if set(body) != {"specs"} or not isinstance(specs, list):
+        raise InvalidInput(
+            "must be a list of task specs", hint='the body is {"specs": [{"run": "…"}, …]}', field="specs"
+        )
+    made, is_new = tasks.create_many(ctx, user, specs, idempotency_key)
+    return Json({"tasks": made}, 201 if is_new else 200)
 
 
 @router.post(

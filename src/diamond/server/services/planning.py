@@ -298,10 +298,21 @@ def _candidate(ctx: Context, row: EndpointRow) -> Candidate:
     return Candidate(
         name=row.name,
         online=is_online(row.last_seen_at, ctx.clock()),
-        facts=decode(EndpointFacts, row.facts) if row.facts else None,
+        facts=_facts(row),
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
     )
 
 
 def is_online(last_seen_at: float | None, now: float) -> bool:
     return last_seen_at is not None and now - last_seen_at < ONLINE_WITHIN_S
+
+
+def _facts(row: EndpointRow) -> EndpointFacts | None:
+    """What the row says of its endpoint; decoded once: a cluster's facts are long, and a batch has many tasks."""
+    if not row.facts:
+        return None
+    known: tuple[object, EndpointFacts] | None = row.__dict__.get("_decoded_facts")
+    if known is None or known[0] is not row.facts:
+        known = (row.facts, decode(EndpointFacts, row.facts))
+        row.__dict__["_decoded_facts"] = known
+    return known[1]

@@ -27,6 +27,7 @@ from diamond.server.store.models import EndpointRow, IdempotencyRow, JobRow, Tas
 
 MAX_KEY = 200
 MAX_PAGE = 1000
+MAX_BATCH = 1000
 
 
 def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | None = None) -> tuple[Task, bool]:
@@ -37,29 +38,76 @@ def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | 
         IdempotencyMismatch: the key was used for another spec.
     """
     spec = checked_spec(ctx, raw_spec)
-    body_hash = _hash(spec)
     if idempotency_key is not None:
         _check_key(idempotency_key)
+    ((task, made),) = _create_all(ctx, user_id, [spec], [idempotency_key])
+    return task, made
+
+
+def create_many(
+    ctx: Context, user_id: str, raw_specs: Sequence[object], idempotency_key: str | None = None
+) -> tuple[list[Task], bool]:
+    """Make several tasks, all or none; True when this call made any.
+
+    Raises:
+        InvalidInput: naming the first spec that cannot be accepted, by its number from 0; nothing was written.
+        IdempotencyMismatch: the key was used for other specs.
+    """
+    if not 1 <= len(raw_specs) <= MAX_BATCH:
+        raise TooLarge(f"has {len(raw_specs)} tasks; 1 to {MAX_BATCH} are allowed", field="specs")
+    keys: list[str | None] = [None] * len(raw_specs)
+    if idempotency_key is not None:
+        _check_key(idempotency_key)
+        keys = [f"{idempotency_key}/{number}" for number in range(len(raw_specs))]
+    specs = []
+    for number, raw in enumerate(raw_specs):
+        try:
+            specs.append(checked_spec(ctx, raw))
+        except InvalidInput as error:
+            raise _numbered(error, number) from error
+    done = _create_all(ctx, user_id, specs, keys)
+    return [task for task, _ in done], any(made for _, made in done)
+
+
+def _numbered(error: InvalidInput, number: int) -> InvalidInput:
+    field = f"specs[{number}].{error.field}" if error.field else f"specs[{number}]"
+    return type(error)(error.message, hint=error.hint, field=field)
+
+
+def _create_all(
+    ctx: Context, user_id: str, specs: Sequence[TaskSpec], keys: Sequence[str | None]
+) -> list[tuple[Task, bool]]:
+    """Each task, and whether it was made now, in one transaction."""
+    hashes = [_hash(spec) for spec in specs]
+    done: list[tuple[Task | str, bool]] = []
+    topics: set[str] = set()
     try:
         with ctx.db.write() as session:
-            # Looked up inside: of two requests at once, the second waits here for the first.
-            made = _lookup_key(session, user_id, idempotency_key, body_hash)
-            if made is None:
-                task, topics = _insert(ctx, session, user_id, spec)
-                if idempotency_key is not None:
-                    _remember_key(ctx, session, user_id, idempotency_key, body_hash, task.id)
+            for number, (spec, key, body_hash) in enumerate(zip(specs, keys, hashes, strict=True)):
+                # Looked up inside: of two requests at once, the second waits here for the first.
+                earlier = _lookup_key(session, user_id, key, body_hash)
+                if earlier is not None:
+                    done.append((earlier, False))
+                    continue
+                try:
+                    task, woken = _insert(ctx, session, user_id, spec)
+                except InvalidInput as error:
+                    raise (_numbered(error, number) if len(specs) > 1 else error) from error
+                topics |= set(woken)
+                if key is not None:
+                    _remember_key(ctx, session, user_id, key, body_hash, task.id)
+                done.append((task, True))
             fault_point("server.creating")
     except exc.IntegrityError:
         # PostgreSQL: both requests got past the look-up; the key's uniqueness decided, and the other one won.
         with ctx.db.read() as session:
-            made = _lookup_key(session, user_id, idempotency_key, body_hash)
-        if made is None:
+            made = [_lookup_key(session, user_id, key, body) for key, body in zip(keys, hashes, strict=True)]
+        if None in made:
             raise
+        done, topics = [(task_id or "", False) for task_id in made], set()
     fault_point("server.created")
-    if made is not None:
-        return get(ctx, user_id, made), False
     ctx.hub.notify(*topics)
-    return task, True
+    return [(get(ctx, user_id, task) if isinstance(task, str) else task, made) for task, made in done]
 
 
 def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> TaskSpec:
