@@ -14,7 +14,7 @@ from starlette.responses import Response
 from diamond.core import onefile
 from diamond.core.codec import decode
 from diamond.core.enrolment import AGENT_FILE, AGENT_PATH, CA_PATH, AgentSelf, Enrolled, Enrolment, NewAgent, NewToken
-from diamond.core.errors import Conflict, NotFound, RateLimited, Unauthenticated
+from diamond.core.errors import Conflict, InvalidInput, NotFound, RateLimited, Unauthenticated
 from diamond.server.api.answers import Json, attachment
 from diamond.server.api.bodies import json_object
 from diamond.server.api.documents import OPEN, USER_FAILS, fails, returns, takes
@@ -63,7 +63,7 @@ async def enrol(request: Request, server: Server) -> Response:
     AGENT_PATH,
     summary="The agent as one file",
     description="A zip that any Python from 3.10 on runs, with nothing installed. Needs no token: it holds no secret.",
-    responses=returns("application/octet-stream", "The file; `ETag` is its SHA-256."),
+    responses=returns("application/octet-stream", "The file; `ETag` is its SHA-256.") | fails(InvalidInput),
     openapi_extra=OPEN,
 )
 def agent_file(if_none_match: Annotated[str, Header(max_length=200, include_in_schema=False)] = "") -> Response:
