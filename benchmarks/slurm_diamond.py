@@ -84,11 +84,14 @@ class Diamond:
         times = {"began": began, "created": created, "written": written, "seen": seen}
         return times | {"submitted": moments.submitted[0], "started": moments.started[0]}
 
-    def held(self, count: int) -> dict[str, float]:
+    def held(self, count: int, *, in_one_call: bool) -> dict[str, float]:
         """Launch tasks that Slurm must only take; they are cancelled before they could start."""
         mark = self._site.mark()
         began = time.time()
-        tasks = [self._create("true", begin="now+1hour") for _ in range(count)]
+        if in_one_call:
+            tasks = [task.id for task in self._client.tasks.create_many([_spec("true", "now+1hour")] * count)]
+        else:
+            tasks = [self._create("true", begin="now+1hour") for _ in range(count)]
         created = time.time()
         submitted = self._site.wait_submitted(mark, count).submitted[-1]
         self._cancel(tasks)
@@ -108,8 +111,7 @@ class Diamond:
     def burst(self, count: int) -> dict[str, float]:
         before = self._finished()
         began = time.time()
-        for _ in range(count):
-            self._create("true")
+        self._client.tasks.create_many([_spec("true")] * count)
         created = time.time()
         self._wait_finished(before + count)
         return {"began": began, "created": created, "known": time.time()}
@@ -159,10 +161,7 @@ class Diamond:
     # Tasks
 
     def _create(self, run: str, begin: str = "", envs: dict[str, str] | None = None) -> str:
-        spec: dict[str, Any] = {"run": run, "resources": {"infra": "cluster"}, "envs": envs or {}}
-        if begin:
-            spec["slurm"] = {"extra": [f"--begin={begin}"]}
-        return self._client.tasks.create(spec).id
+        return self._client.tasks.create(_spec(run, begin, envs)).id
 
     def _create_live(self, stop: str, chance: random.Random) -> str:
         phase = f"{chance.uniform(0.01, EVERY_S):.3f}"
@@ -242,6 +241,13 @@ class Diamond:
             words = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
             used.append((int(words[11]) + int(words[12])) / ticks)
         return tuple(used)
+
+
+def _spec(run: str, begin: str = "", envs: dict[str, str] | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"run": run, "resources": {"infra": "cluster"}, "envs": envs or {}}
+    if begin:
+        spec["slurm"] = {"extra": [f"--begin={begin}"]}
+    return spec
 
 
 class _Watch:

@@ -31,8 +31,10 @@ UNKNOWN_USER = "unknown"  # what rules call somebody of whom the server says no 
 # Options of sbatch that get more than the fields of a task say, by the limit they would get around.
 _GETS_CPUS = (
     "mincpus", "sockets-per-node", "cores-per-socket", "extra-node-info", "cpus-per-gpu", "tres-per-task", "resources",
+    "ntasks-per-gpu", "ntasks-per-tres", "core-spec", "thread-spec",
 )  # fmt: skip
 _GETS_GPUS = ("gpus-per-socket", "tres-per-task", "resources")
+_GPU_GRES = re.compile(r"(?:gres[/:])?gpu\b", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b(?!file:)[a-z][a-z0-9+.-]*://(?!/)[^,;\s]*")  # docker://…: a place elsewhere
 _PATH = re.compile(r"(?:^|[=,:;\s])((?:~[\w.-]*)?/[^=,:;\s]*|(?:[^=,:;\s]*/)?\.\.(?:/[^=,:;\s]*)?(?=[=,:;\s]|$))")
 
@@ -156,10 +158,12 @@ class Policy:
         yield from self._named("allowed_accounts", (slurm.account or "",), "the task charges {}", "slurm.account")
         yield from self._named("allowed_partitions", partitions or ("",), "the task asks for {}", "slurm.partition")
         yield from self._named("allowed_qos", (slurm.qos,) if slurm.qos else (), "the task asks for {}")
-        for rule, names in (("denied_accounts", (slurm.account,)), ("denied_partitions", partitions)):
-            for name in names:
-                if name and _matches(name, getattr(self, rule)):
-                    yield f"{rule} = {_listed(getattr(self, rule))}, the task asks for {name}"
+        if slurm.account and _matches(slurm.account.lower(), [name.lower() for name in self.denied_accounts]):
+            # In capitals it is the same account to Slurm.
+            yield f"denied_accounts = {_listed(self.denied_accounts)}, the task asks for {slurm.account}"
+        for name in partitions:
+            if _matches(name, self.denied_partitions):
+                yield f"denied_partitions = {_listed(self.denied_partitions)}, the task asks for {name}"
 
     def _named(self, rule: str, names: Iterable[str], text: str, field_name: str = "") -> Iterator[str]:
         allowed = getattr(self, rule)
@@ -171,7 +175,8 @@ class Policy:
 
     def _how_much(self, order: JobOrder) -> Iterator[str]:
         spec, needs = order.spec, order.spec.resources
-        gpus = needs.gpus + sum(one.count for one in split_gres(spec.slurm.gres)[0])
+        in_gres, other_gres = split_gres(spec.slurm.gres)
+        gpus = needs.gpus + sum(one.count for one in in_gres)
         for rule, asked in (
             ("max_nodes", spec.num_nodes),
             ("max_cpus", needs.cpus_min),
@@ -191,6 +196,9 @@ class Policy:
             for name, option in _extra(spec):
                 if name in around:
                     yield f"{rule} = {self._shown(rule)}, which {option[:80]} in slurm.extra would get around"
+            for part in other_gres if around is _GETS_GPUS else ():
+                if _GPU_GRES.match(part):
+                    yield f"{rule} = {self._shown(rule)}, and how many GPUs {part[:80]} in slurm.gres means is not clear"
 
     def _gpu_hours(self, order: JobOrder, gpus: int) -> Iterator[str]:
         limit_s = self.time_limit_s(order)
@@ -213,7 +221,10 @@ class Policy:
                 if not _matches(name, self.allowed_extra):
                     yield f"allowed_extra = {_listed(self.allowed_extra)}, the task uses --{name}"
         if self.path_roots is not None:
-            for where, text in (("resources.image_id", image), *(("slurm.extra", one) for one in spec.slurm.extra)):
+            named = [("resources.image_id", image), *(("slurm.extra", one) for one in spec.slurm.extra)]
+            # With a slash in it, sbatch reads the names from a file.
+            named += [("slurm.nodelist", spec.slurm.nodelist or ""), ("slurm.exclude", spec.slurm.exclude or "")]
+            for where, text in named:
                 for path in _PATH.findall(_ADDRESS.sub("", text)):
                     if not _is_under(path, self.path_roots):
                         yield f"path_roots = {_listed(self.path_roots)}, the task names {path[:200]} in {where}"

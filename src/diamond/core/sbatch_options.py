@@ -44,7 +44,7 @@ SHORT = {
     "q": "qos", "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "x": "exclude",
 }  # fmt: skip
 # Other spellings, some of them of older versions only.
-_ALIASES = {
+ALIASES = {
     "cluster": "clusters",
     "ntasks-per-tres": "ntasks-per-gpu",
     "share": "oversubscribe",
@@ -199,7 +199,7 @@ def _read_words(words: list[_Word], component: int, found: Reading) -> None:
         found.oddities.append(Oddity(line=word.line, text=word.text, why=f"{why}; sbatch refuses it"))
 
     def add(word: _Word, name: str, value: str | None, text: str, known: bool = True) -> None:
-        name = _ALIASES.get(name, name)
+        name = ALIASES.get(name, name)
         found.directives.append(
             Directive(line=word.line, name=name, value=value, text=text, known=known, component=component)
         )
@@ -264,7 +264,7 @@ def _full_name(given: str) -> str | None:
     """The option meant: the beginning of a name will do where only one fits. None: several fit."""
     if given in OPTIONS:
         return given
-    fitting = {_ALIASES.get(name, name) for name in OPTIONS if name.startswith(given)} if given else set()
+    fitting = {ALIASES.get(name, name) for name in OPTIONS if name.startswith(given)} if given else set()
     if len(fitting) > 1:
         return None
     return fitting.pop() if fitting else given

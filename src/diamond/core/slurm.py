@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
+from diamond.core.sbatch_options import ALIASES, OPTIONS, Takes
 
 _WORD = re.compile(r"[!-~]{1,256}")  # one printable ASCII word: Slurm's own names have neither blanks nor accents
 _OPTION = re.compile(r"--([a-z0-9][a-z0-9-]*)(?:=([ -~]*))?")
@@ -39,6 +40,7 @@ OWN_OPTIONS = {
     "help": "",
     "usage": "",
     "version": "",
+    "autocomplete": "",
     "uid": "",
     "gid": "",
     "batch": "",
@@ -113,12 +115,25 @@ def parse_extra(raw: object) -> tuple[str, ...]:
                 f"{str(item)[:60]!r} is not an sbatch option",
                 hint='write each as one text in its long form, e.g. "--licenses=matlab:1"',
             )
-        if found[1] in OWN_OPTIONS:
-            instead = OWN_OPTIONS[found[1]]
-            hint = f"use {instead} instead" if instead else "leave it out"
-            raise InvalidInput(f"--{found[1]} is set by Diamond itself", hint=hint)
+        _check_option(found[1], has_value=found[2] is not None)
         options.append(item.strip())
     return tuple(options)
+
+
+def _check_option(name: str, *, has_value: bool) -> None:
+    """Refuse what Diamond itself sets, in any spelling sbatch would understand: it takes beginnings of names too."""
+    meant = ALIASES.get(name, name)
+    if meant in OWN_OPTIONS:
+        instead = OWN_OPTIONS[meant]
+        hint = f"use {instead} instead" if instead else "leave it out"
+        raise InvalidInput(f"--{name} is set by Diamond itself", hint=hint)
+    if name not in OPTIONS:  # one of a plug-in of the site, or of a later Slurm
+        longer = [f"--{one}" for one in OPTIONS if one.startswith(name)]
+        if longer:
+            raise InvalidInput(f"--{name} is not a whole option", hint=f"write it in full: {', '.join(longer[:5])}")
+    elif OPTIONS[name] is Takes.VALUE and not has_value:
+        # sbatch would take the next word for it, which is another option or the script.
+        raise InvalidInput(f"--{name} needs a value", hint=f'write both as one text: "--{name}=VALUE"')
 
 
 def parse_modules(raw: object) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ def slurm(**options: Any) -> dict[str, Any]:
         ('allowed_accounts = ["a", "b"]', slurm(account="c"), "allowed_accounts = a, b, the task charges c"),
         ('allowed_accounts = ["a"]', {}, "allowed_accounts = a, the task names none (set slurm.account)"),
         ('denied_accounts = ["a*"]', slurm(account="abc"), "denied_accounts = a*, the task asks for abc"),
+        ('denied_accounts = ["Gold"]', slurm(account="gOLD"), "denied_accounts = Gold, the task asks for gOLD"),
         ('allowed_partitions = ["gpu"]', {"partition": "cpu"}, "allowed_partitions = gpu, the task asks for cpu"),
         ('allowed_partitions = ["gpu"]', slurm(partition="gpu,cpu"), "allowed_partitions = gpu, the task asks for cpu"),
         ('allowed_partitions = ["gpu"]', {}, "allowed_partitions = gpu, the task names none (set slurm.partition)"),
@@ -161,6 +162,21 @@ def slurm(**options: Any) -> dict[str, Any]:
             "max_cpus = 2",
             slurm(extra=["--mincpus=64"]),
             "max_cpus = 2, which --mincpus=64 in slurm.extra would get around",
+        ),
+        (
+            "max_cpus = 2",
+            slurm(extra=["--core-spec=1"]),
+            "max_cpus = 2, which --core-spec=1 in slurm.extra would get around",
+        ),
+        (
+            "max_gpus = 2",
+            slurm(gres="fpga:1,gres/gpu:00004"),
+            "max_gpus = 2, and how many GPUs gres/gpu:00004 in slurm.gres means is not clear",
+        ),
+        (
+            'path_roots = ["/scratch"]',
+            slurm(nodelist="/etc/passwd"),
+            "path_roots = /scratch, the task names /etc/passwd in slurm.nodelist",
         ),
         ("max_cpus = 2", slurm(exclusive=True), "max_cpus = 2, the task asks for whole nodes (slurm.exclusive)"),
         (
