@@ -168,7 +168,7 @@ class Run:
         runs = {name: _few(found) for name, found in rates.items() if name != "diamond"}
         self.bench.add(
             "submits a second", own, "1/s", "higher", aim=aim, peer=_rounded(values), runs=_few(rates["diamond"]),
-            peer_runs=runs, note=f"{note}; one create_many, from the call on; peers: one call a job; aim: 80 % of raw sbatch",
+            peer_runs=runs, note=f"{note}; one create_many, from the call on; peers: a call a job; aim: 80 % of raw",
         )  # fmt: skip
         self.bench.add(
             "submits a second, a call for each task", median(one_by_one), "1/s", "higher", runs=_few(one_by_one),

@@ -1,6 +1,6 @@
 """Diamond's side: the client on this machine, the server beside it, the agent as user1 inside the site.
 
-Answers in the same words as `slurm_inside.py`, so that the figures treat all contenders alike.
+Answers in the same words as `slurm/inside.py`, so that the figures treat all contenders alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The others, on the same Slurm in the same run: raw sbatch, submitit, PSI/J and Parsl, as user1 inside the site.
 
 Their packages are no dependency of Diamond: `install` puts them into a folder of their own, which the site sees
-read-only. What is measured runs in `slurm_inside.py`; here it is only told what to do.
+read-only. What is measured runs in `slurm/inside.py`; here it is only told what to do.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from diamond.agent.schedulers.base import Observed, Scheduler, Submission
-from diamond.agent.schedulers.local import LocalScheduler
+from diamond.agent.schedulers.local.scheduler import LocalScheduler
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir
 from diamond.core.scripts import ScriptPlan, env_file, job_script
 from diamond.core.states import JobState
@@ -192,7 +192,7 @@ class LocalBench(Bench):
 class _LocalHelper:
     CODE = (
         "import sys, time, pathlib\n"
-        "from diamond.agent.schedulers.local import LocalScheduler\n"
+        "from diamond.agent.schedulers.local.scheduler import LocalScheduler\n"
         "from diamond.agent.schedulers.base import Submission\n"
         "scheduler = LocalScheduler(pathlib.Path(sys.argv[1]), cpus=2, grace_s=1.0)\n"
         "for name in sys.argv[2:]:\n"

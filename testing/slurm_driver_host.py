@@ -132,8 +132,8 @@ class Host:
     """The inside."""
 
     def __init__(self, jobs_dir: Path) -> None:
-        from diamond.agent.schedulers.slurm import SlurmScheduler
-        from diamond.agent.schedulers.slurm_commands import TIMEOUT_S, Commands
+        from diamond.agent.schedulers.slurm.commands import TIMEOUT_S, Commands
+        from diamond.agent.schedulers.slurm.scheduler import SlurmScheduler
 
         self._out_lock = threading.Lock()
         self._versions: dict[str, tuple[int, Observed]] = {}

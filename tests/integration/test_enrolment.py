@@ -277,6 +277,29 @@ def test_killed_in_the_middle_of_a_rotation(secure: Service, login: Login) -> No
             assert (folder / "token").read_text() != before
 
 
+def test_a_token_that_died_before_it_was_used_does_not_stand_in_the_way(secure: Service, login: Login) -> None:
+    """Killed in the middle of a rotation, revoked, enrolled anew: what the rotation left behind is of no use."""
+    login.paste(line_for(secure, "create", "unlucky")["line"].replace(" --start", ""))
+    folder = login.folder("unlucky")
+    argv = ["python3", str(folder / "diamond-agent.pyz"), "run", "--home", str(folder)]
+    env = {**login.env, "DIAMOND_FAULT": "agent.token_told"}
+    agent = subprocess.Popen(argv, env=env, cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
+    with secure.client() as client:
+        try:
+            wait_online(client, "unlucky")
+            assert not client.endpoints.rotate("unlucky", wait_s=0).rotated
+            assert agent.wait(timeout=20) == -signal.SIGKILL
+        finally:
+            agent.kill()
+        assert secure.diamond("endpoint", "revoke", "unlucky", "-y").returncode == 0
+        login.paste(line_for(secure, "enroll", "unlucky")["line"])
+        wait_online(client, "unlucky")
+        before = (folder / "token").read_text()
+        assert client.endpoints.rotate("unlucky", wait_s=10).rotated
+        assert (folder / "token").read_text() != before
+        assert run_task(client, "unlucky") == "hello\n"
+
+
 @pytest.mark.parametrize("point", ["server.enrolling", "server.enrolled", "server.token_accepted"])
 def test_a_server_killed_in_the_middle_loses_no_token(tmp_path: Path, login: Login, point: str) -> None:
     service = Service(tmp_path / "server", tls="1")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_sbatch import sbatch_argv
+from diamond.agent.schedulers.slurm.sbatch import sbatch_argv
 from diamond.core.rundir import EXIT_ROOM_BYTES
-from diamond.core.sbatch import import_sbatch
-from diamond.core.sbatch_options import OPTIONS, Takes
+from diamond.core.sbatch.importing import import_sbatch
+from diamond.core.sbatch.options import OPTIONS, Takes
 from diamond.core.scripts import ScriptPlan, env_file, job_script
 from testing.cluster import BINDS, Cluster
 from testing.minihpc import Node, Site

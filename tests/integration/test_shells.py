@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,11 +19,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from diamond.core.errors import Conflict, NotFound, PolicyRefused
+from diamond.core.errors import Conflict, DiamondError, NotFound, PolicyRefused
 from diamond.core.home import ClientConfig
 from diamond.core.ids import new_id
 from diamond.core.tasks import Task
 from diamond.sdk.client import Client
+from diamond.sdk.shells import ShellSession
 from diamond.server.services import tokens
 from diamond.server.store.db import Database
 from diamond.server.store.models import UserRow
@@ -320,6 +322,26 @@ def test_a_client_that_vanishes_leaves_nothing_running(service: Service, client:
     gone.wait()
     eventually(lambda: not _runs(client, task, "sleep 7654"), within_s=PATIENCE_S + 10, what="it was ended")
     client.tasks.cancel(task.id)
+
+
+def test_a_program_that_does_not_read_keeps_its_shell(service: Service, client: Client) -> None:
+    """Its agent, which waits for it, must not be taken for silent; and must notice when the client goes meanwhile."""
+    task = running(client, {"run": "sleep 600"})
+    data = bytes(3_000_000)
+    late = cli(service, "exec", task.id, "--", "sh", "-c", f"sleep {PATIENCE_S + 4}; wc -c", input=data)
+    assert (late.returncode, late.stdout.strip(), late.stderr) == (0, b"3000000", b"")
+    with client.tasks.shell(task.id, ["sleep", "8765"]) as shell:
+        typist = threading.Thread(target=_type, args=(shell, data), daemon=True)
+        typist.start()
+        eventually(lambda: _runs(client, task, "sleep 8765"), what="it runs")
+        time.sleep(1)
+    eventually(lambda: not _runs(client, task, "sleep 8765"), within_s=PATIENCE_S + 10, what="it was ended")
+    client.tasks.cancel(task.id)
+
+
+def _type(shell: ShellSession, data: bytes) -> None:
+    with contextlib.suppress(DiamondError):
+        shell.write(data)
 
 
 def test_a_link_that_freezes_or_breaks_loses_and_doubles_nothing(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_options_reach_slurm_and_odd_values_arrive(cluster: Cluster) -> None:
         ({"slurm": {"partition": "gqu"}}, "slurm.partition", "no partition gqu"),
         ({"slurm": {"partition": "restricted"}}, "slurm.partition", "no partition restricted"),
         ({"slurm": {"partition": "gpu", "time": "30d"}}, "slurm.time", "partition gpu allows"),
+        ({"slurm": {"partition": "gpu", "extra": ["--part=admin"]}}, "slurm.extra", "--part is not a whole option"),
     ],
 )
 def test_the_impossible_is_refused_at_once(cluster: Cluster, fields: dict[str, Any], field: str, says: str) -> None:

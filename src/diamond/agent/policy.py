@@ -21,7 +21,7 @@ from diamond.core.durations import format_duration, parse_duration
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import InstallationProblem, InvalidInput
 from diamond.core.resources import Resources, parse_memory
-from diamond.core.sbatch_layout import split_gres
+from diamond.core.sbatch.layout import split_gres
 from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
 

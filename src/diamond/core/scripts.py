@@ -49,6 +49,12 @@ class ScriptPlan:
 _HEAD = """\
 #!/usr/bin/env bash
 # Diamond job {job_id}. Generated; your commands are in run.sh and setup.sh beside it.
+
+# A trap that does something is reset in children, so programs get the signal and this shell outlives them. First of
+# all, since a warning may come at any moment.
+warned=
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
 cd -- {run_dir} || exit {no_run_dir}
 
 """
@@ -68,10 +74,7 @@ set -o noclobber
 {{ printf '%s %s %s\\n' "$$" "${{fields[20]:-0}}" "${{boot:-none}}" > started; }} 2>/dev/null || exit {already_started}
 set +o noclobber
 
-# A trap that does something is reset in children, so programs get the signal and this shell outlives them.
-trap : HUP INT TERM USR2
-trap 'warned=1' USR1
-began=${{EPOCHREALTIME:-$(date +%s)}} warned= more=false
+began=${{EPOCHREALTIME:-$(date +%s)}} more=false
 
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {{

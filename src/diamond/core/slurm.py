@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
-from diamond.core.sbatch_options import ALIASES, OPTIONS, Takes
+from diamond.core.sbatch.options import ALIASES, OPTIONS, Takes
 
 _WORD = re.compile(r"[!-~]{1,256}")  # one printable ASCII word: Slurm's own names have neither blanks nor accents
 _OPTION = re.compile(r"--([a-z0-9][a-z0-9-]*)(?:=([ -~]*))?")

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from diamond.core.errors import InvalidInput, TooLarge
-from diamond.core.sbatch import ImportedTask, Note, import_sbatch
-from diamond.core.sbatch_values import ADVICE, CHANGED, KEPT, LEFT_OUT
+from diamond.core.sbatch.importing import ImportedTask, Note, import_sbatch
+from diamond.core.sbatch.values import ADVICE, CHANGED, KEPT, LEFT_OUT
 from diamond.core.tasks import MAX_SCRIPT_BYTES
 from diamond.sdk.taskfile import MAX_FILE_BYTES
 

@@ -1,7 +1,7 @@
 """Backups: everything the server knows in one tar file, taken while it runs, restored into SQLite or PostgreSQL.
 
 The tar holds, in this order: manifest.json, tables/<name>.jsonl (one consistent snapshot), then files of series/,
-streams/ and blobs/. Files come after the tables and only ever grow, so each row's bytes are there. Curves come before
+streams/ and blobs/, and end.json: a tar that was cut between two files looks whole. Files come after the tables and only ever grow, so each row's bytes are there. Curves come before
 the streams they are derived from, so that no curve is ahead of its stream.
 Must not know what the tables mean: they are dumped and loaded as the database describes them.
 """
@@ -38,7 +38,8 @@ from diamond.server.settings import Settings
 from diamond.server.store import db as db_module
 from diamond.server.store.db import Database
 
-FORMAT = 1
+FORMAT = 2  # since 2 the end is marked
+_END = "end.json"
 DATA_FOLDERS = ("series", "streams", "blobs")
 _VERSION_TABLE = "alembic_version"
 _BATCH = 500
@@ -91,7 +92,7 @@ def backup(settings: Settings, target: Path, progress: Progress | None = None) -
             for name in manifest.tables:
                 with open(scratch / f"{name}.jsonl", "rb") as table:
                     _add(tar, f"tables/{name}.jsonl", table, os.fstat(table.fileno()).st_size)
-            done = 0
+            done = written_files = 0
             for name, path, size in files:
                 done += size
                 try:
@@ -99,7 +100,10 @@ def backup(settings: Settings, target: Path, progress: Progress | None = None) -
                         _add(tar, name, file, os.fstat(file.fileno()).st_size)
                 except FileNotFoundError:
                     continue  # dropped by the log cap since it was listed
+                written_files += 1
                 progress("files", done, total)
+            end = json.dumps({"files": written_files}).encode()
+            _add(tar, _END, io.BytesIO(end), len(end))
         with open(unfinished, "rb") as written:
             os.fsync(written.fileno())
         os.chmod(unfinished, 0o600)
@@ -216,8 +220,12 @@ def _unpack(source: Path, staging: Path, progress: Progress) -> Manifest:
             first = tar.next()
             if first is None or first.name != "manifest.json" or first.size > _MAX_MANIFEST_BYTES:
                 raise InvalidInput(f"{source.name} is not a Diamond backup: it does not begin with manifest.json")
-            manifest = _read_manifest(tar, first, source.name)
+            manifest, form = _read_manifest(tar, first, source.name)
+            has_end = form < 2
             while (member := tar.next()) is not None:
+                if member.name == _END and member.size < _MAX_MANIFEST_BYTES:
+                    has_end = True
+                    continue
                 path = staging / _checked_name(member, manifest)
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 content = tar.extractfile(member)
@@ -235,13 +243,16 @@ def _unpack(source: Path, staging: Path, progress: Progress) -> Manifest:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise InvalidInput(f"{source.name} is not a complete tar file: {error}") from error
+    if not has_end:
+        raise InvalidInput(f"{source.name} is cut short: its end is missing")
     for name in manifest.tables:
         if not (staging / "tables" / f"{name}.jsonl").exists():
             raise InvalidInput(f"{source.name} lacks the table {name}; it is damaged")
     return manifest
 
 
-def _read_manifest(tar: tarfile.TarFile, member: tarfile.TarInfo, shown: str) -> Manifest:
+def _read_manifest(tar: tarfile.TarFile, member: tarfile.TarInfo, shown: str) -> tuple[Manifest, int]:
+    """The manifest, and the format of the backup."""
     content = tar.extractfile(member)
     try:
         raw = json.loads(content.read() if content else b"")
@@ -260,7 +271,7 @@ def _read_manifest(tar: tarfile.TarFile, member: tarfile.TarInfo, shown: str) ->
             f"{shown} has format {form}, made by Diamond {made.version}; this version reads up to {FORMAT}",
             hint="restore it with that version of Diamond or a newer one",
         )
-    return made
+    return made, form
 
 
 def _checked_name(member: tarfile.TarInfo, manifest: Manifest) -> str:

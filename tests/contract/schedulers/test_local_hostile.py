@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from diamond.agent.machine import is_disk_full
-from diamond.agent.schedulers import local as module
-from diamond.agent.schedulers import local_spool
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.local_result import Ending, conclude
+from diamond.agent.schedulers.local import spool
+from diamond.agent.schedulers.local.scheduler import scheduler as module
+from diamond.agent.schedulers.result import Ending, conclude
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir
 from diamond.core.states import JobState
@@ -101,7 +101,7 @@ def test_a_submission_that_makes_no_sense_is_not_taken_up(bench: Any, field: str
     text = path.read_text()
     raw = {name: json.dumps(one) for name, one in json.loads(text).items()} | {field: value}
     path.write_text("{" + ",".join(f'"{name}":{one}' for name, one in raw.items()) + "}")
-    assert local_spool.load(job.run_dir) is None
+    assert spool.load(job.run_dir) is None
     bench.start()
     assert bench.result(bench.submit("true")).reason == Reason.COMPLETED
     path.write_text(text)
@@ -112,9 +112,9 @@ def test_a_submission_that_makes_no_sense_is_not_taken_up(bench: Any, field: str
 def test_one_directory_that_fails_keeps_nothing_from_starting(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, worse, good = (bench.prepare("true") for _ in range(3))
     for job in (bad, worse, good):
-        local_spool.save(local_spool.Spooled(submission=job, order=time.time_ns()))
+        spool.save(spool.Spooled(submission=job, order=time.time_ns()))
     RunDir(bad.run_dir).exit.mkdir()
-    load = local_spool.load
+    load = spool.load
 
     def fail_one(run_dir: Path) -> Any:
         if run_dir == worse.run_dir:
@@ -124,7 +124,7 @@ def test_one_directory_that_fails_keeps_nothing_from_starting(bench: Any, monkey
     def fail(*_: Any) -> Any:
         raise OverflowError("unforeseen")
 
-    monkeypatch.setattr(local_spool, "load", fail_one)
+    monkeypatch.setattr(spool, "load", fail_one)
     monkeypatch.setattr(module, "conclude", fail)
     bench.start()
     seen = bench.result(bad)

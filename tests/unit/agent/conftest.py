@@ -21,7 +21,7 @@ import pytest
 from diamond.agent.credentials import Credentials
 from diamond.agent.link import Link
 from diamond.agent.main import Agent
-from diamond.agent.schedulers.local import LocalScheduler
+from diamond.agent.schedulers.local.scheduler import LocalScheduler
 from diamond.core.bundles import BundleFile, Manifest
 from diamond.core.codec import decode, encode
 from diamond.core.errors import DiamondError, NotFound

@@ -34,6 +34,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(401, Unauthenticated("who are you?").to_json())
         elif name == "proxy":
             self.answer(502, {"nothing": "of ours"})
+        elif name == "moved":
+            self.answer(302, b"")
         elif name == "blob":
             data = b"0123456789"
             start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
@@ -52,6 +54,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/moved"):
+            return self.answer(307, b"")
         self.answer(413, b"<html>") if self.path.endswith("/large") else self.answer(200, {"body": body.decode()})
 
     def answer(self, status: int, body: Any) -> None:
@@ -128,6 +132,15 @@ def test_text_travels_as_it_is(link: Link) -> None:
 def test_a_proxy_that_finds_a_message_too_large(link: Link) -> None:
     with pytest.raises(TooLarge):
         link.call("POST", "/large", {})
+
+
+def test_being_sent_elsewhere_is_not_an_answer(link: Link) -> None:
+    """Else a report, or a new token, would be taken for received by whatever stands in the way of the server."""
+    for method, body in (("GET", None), ("POST", {})):
+        with pytest.raises(ServerUnreachable, match=r"answered 30[27]"):
+            link.call(method, "/moved", body)
+    with pytest.raises(ServerUnreachable):
+        link.fetch_bytes("/moved")
 
 
 def test_nobody_there() -> None:

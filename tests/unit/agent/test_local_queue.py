@@ -7,7 +7,7 @@ import pytest
 
 from diamond.agent.gpus import GpuSlot, short_model
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.local_queue import PATIENCE_S, Line, Slots
+from diamond.agent.schedulers.local.queue import PATIENCE_S, Line, Slots
 
 GPUS = [GpuSlot(index=0, model="H100"), GpuSlot(index=1, model="A100"), GpuSlot(index=2, model="H100")]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_facts import (
+from diamond.agent.schedulers.slurm.facts import (
     Associations,
     facts_of,
     has_accounting,

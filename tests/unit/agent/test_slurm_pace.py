@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diamond.agent.schedulers.slurm_commands import Commands, without_slurm
-from diamond.agent.schedulers.slurm_pace import (
+from diamond.agent.schedulers.slurm.commands import Commands, without_slurm
+from diamond.agent.schedulers.slurm.pace import (
     MAX_BACKOFF_S,
     MAX_PER_MINUTE,
     MAX_RUNNING_S,
@@ -21,7 +21,7 @@ from diamond.agent.schedulers.slurm_pace import (
     Scene,
     next_query_at,
 )
-from diamond.agent.schedulers.slurm_submit import EVERYBODY, Lines, still_submitting
+from diamond.agent.schedulers.slurm.submit import EVERYBODY, Lines, still_submitting
 
 A, B = ("a", "-", "-"), ("b", "-", "-")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diamond.agent.schedulers.slurm_hostlist import MAX_HOSTS, compress, expand
-from diamond.agent.schedulers.slurm_pending import REASONS, explain
-from diamond.agent.schedulers.slurm_queue import (
+from diamond.agent.schedulers.slurm.hostlist import MAX_HOSTS, compress, expand
+from diamond.agent.schedulers.slurm.pending import REASONS, explain
+from diamond.agent.schedulers.slurm.queue import (
     DIVIDER,
     Status,
     ordinal,
@@ -19,7 +19,7 @@ from diamond.agent.schedulers.slurm_queue import (
     parse_statuses,
     parse_time,
 )
-from diamond.agent.schedulers.slurm_states import STATES, Stage, meaning
+from diamond.agent.schedulers.slurm.states import STATES, Stage, meaning
 from diamond.core.reasons import Reason
 
 GOLDEN = Path(__file__).parent / "golden"

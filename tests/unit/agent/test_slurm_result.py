@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from diamond.agent.schedulers import slurm_spool
 from diamond.agent.schedulers.base import Observed, Submission
+from diamond.agent.schedulers.causes import KillCause, save_cause
 from diamond.agent.schedulers.choice import choose
-from diamond.agent.schedulers.local import LocalScheduler
-from diamond.agent.schedulers.local_spool import KillCause, save_cause
-from diamond.agent.schedulers.slurm import SlurmScheduler
-from diamond.agent.schedulers.slurm_queue import Row, Status
-from diamond.agent.schedulers.slurm_result import Last, end_of
+from diamond.agent.schedulers.local.scheduler import LocalScheduler
+from diamond.agent.schedulers.slurm.queue import Row, Status
+from diamond.agent.schedulers.slurm.result import Last, end_of
+from diamond.agent.schedulers.slurm.scheduler import SlurmScheduler, spool
 from diamond.core.errors import InstallationProblem
 from diamond.core.reasons import Reason
 from diamond.core.slurm import SlurmOptions
@@ -149,17 +148,17 @@ def full_submission(folder: Path) -> Submission:
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "job_1"
     folder.mkdir()
-    assert slurm_spool.load(folder) is None and not slurm_spool.exists(folder)
+    assert spool.load(folder) is None and not spool.exists(folder)
     seen = Observed(state=JobState.FAILED, reason=Reason.NODE_FAIL, hosts=("c1", "c2"), ended_at=3.0, detail="x")
-    spooled = slurm_spool.Spooled(
+    spooled = spool.Spooled(
         submission=full_submission(folder), order=time.time_ns(), slurm_id="4711", host="login1", result=seen
     )
-    slurm_spool.save(spooled)
-    assert slurm_spool.load(folder) == spooled and slurm_spool.exists(folder)
-    assert slurm_spool.load_all(tmp_path) == [spooled]
-    slurm_spool.remove(folder)
-    slurm_spool.remove(folder)
-    assert slurm_spool.load_all(tmp_path) == []
+    spool.save(spooled)
+    assert spool.load(folder) == spooled and spool.exists(folder)
+    assert spool.load_all(tmp_path) == [spooled]
+    spool.remove(folder)
+    spool.remove(folder)
+    assert spool.load_all(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -173,23 +172,23 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 def test_a_file_no_driver_wrote_is_not_taken_up(tmp_path: Path, field: str, value: str) -> None:
     folder = tmp_path / "job_1"
     folder.mkdir()
-    slurm_spool.save(slurm_spool.Spooled(submission=full_submission(folder), order=1))
+    spool.save(spool.Spooled(submission=full_submission(folder), order=1))
     path = folder / "slurm.json"
     raw = {name: json.dumps(one) for name, one in json.loads(path.read_text()).items()} | {field: value}
     path.write_text("{" + ",".join(f'"{name}":{one}' for name, one in raw.items()) + "}")
-    assert slurm_spool.load(folder) is None
+    assert spool.load(folder) is None
 
 
 def test_a_file_of_another_version(tmp_path: Path) -> None:
     folder = tmp_path / "job_1"
     folder.mkdir()
     job = full_submission(folder)
-    slurm_spool.save(slurm_spool.Spooled(submission=job, order=1))
+    spool.save(spool.Spooled(submission=job, order=1))
     path = folder / "slurm.json"
     raw: dict[str, Any] = json.loads(path.read_text()) | {"invented_later": 1}
     del raw["after"]
     path.write_text(json.dumps(raw))
-    found = slurm_spool.load(folder)
+    found = spool.load(folder)
     assert found is not None and found.submission == dataclasses.replace(job, after="")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_sbatch import Kind, literal, parse_job_id, refusal, sbatch_argv, sbatch_env
+from diamond.agent.schedulers.slurm.sbatch import Kind, literal, parse_job_id, refusal, sbatch_argv, sbatch_env
 from diamond.core.reasons import Reason
 from diamond.core.slurm import SlurmOptions
 

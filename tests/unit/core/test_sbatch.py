@@ -11,10 +11,10 @@ import pytest
 
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput, TooLarge
-from diamond.core.sbatch import ImportedTask, import_sbatch
-from diamond.core.sbatch_layout import Gpus, hosts, mebibytes, node_range, split_gres, typed_count
-from diamond.core.sbatch_options import OPTIONS, SHORT, Takes, read_directives, split_words
-from diamond.core.sbatch_values import exports, parse_array, show_time, signal_warning, walltime_s
+from diamond.core.sbatch.importing import ImportedTask, import_sbatch
+from diamond.core.sbatch.layout import Gpus, hosts, mebibytes, node_range, split_gres, typed_count
+from diamond.core.sbatch.options import OPTIONS, SHORT, Takes, read_directives, split_words
+from diamond.core.sbatch.values import exports, parse_array, show_time, signal_warning, walltime_s
 from diamond.core.slurm import OWN_OPTIONS
 from diamond.core.tasks import TaskSpec
 from diamond.sdk import taskfile

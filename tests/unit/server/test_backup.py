@@ -177,7 +177,7 @@ def manifest_with(**fields: Any) -> Any:
         (extra("tables/tasks.jsonl"), InvalidInput, "twice"),
         (lambda members: members[1:], InvalidInput, "manifest.json"),
         (lambda members: [m for m in members if m[0].name != "tables/tasks.jsonl"], InvalidInput, "lacks the table"),
-        (manifest_with(format=2), InstallationProblem, "format 2"),
+        (manifest_with(format=3), InstallationProblem, "format 3"),
         (manifest_with(revision="9999"), InstallationProblem, "newer"),
         (manifest_with(tables=3), InvalidInput, "manifest"),
         (manifest_with(tables={"tasks": 7}), InvalidInput, "not trusted"),
@@ -215,7 +215,10 @@ def test_a_backup_that_fails_in_the_database_leaves_what_was_there(tmp_path: Pat
 def test_cut_short_or_something_else(made: tuple[Settings, Path], tmp_path: Path) -> None:
     settings, source = made
     whole = source.read_bytes()
-    for data in (whole[: len(whole) // 2], whole[:700], b"", b"hello" * 500):
+    ends = list(range(512, len(whole), 512))  # some of them between two files
+    cuts = [whole[:end] for end in ends[:: max(1, len(ends) // 60)] if b"end.json" not in whole[:end]]
+    assert len(cuts) > 20
+    for data in (*cuts, whole[: len(whole) // 2], whole[:700], b"", b"hello" * 500):
         source.write_bytes(data)
         with pytest.raises(InvalidInput):
             backups.restore(source, settings)

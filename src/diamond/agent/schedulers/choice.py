@@ -35,10 +35,10 @@ def choose(asked: str | None, home: Path) -> Callable[[Path], Scheduler]:
         )
     # Each is loaded only where it is used: agents start often, on small login nodes.
     if kind == "slurm" or (kind == "auto" and not missing and _belongs_to_a_cluster()):
-        from diamond.agent.schedulers.slurm import SlurmScheduler
+        from diamond.agent.schedulers.slurm.scheduler import SlurmScheduler
 
         return SlurmScheduler
-    from diamond.agent.schedulers.local import LocalScheduler
+    from diamond.agent.schedulers.local.scheduler import LocalScheduler
 
     return LocalScheduler
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_pace import Backoff
+from diamond.agent.schedulers.slurm.pace import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,9 @@ from diamond.agent.processes import (
     scan,
     send,
 )
-from diamond.agent.schedulers import local_spool
+from diamond.agent.schedulers import causes
 from diamond.agent.schedulers.base import Observed, Submission
+from diamond.agent.schedulers.local import spool
 from diamond.core.durations import format_duration
 from diamond.core.reasons import Reason
 
@@ -48,7 +49,7 @@ _SWEEP_S = 1.0
 class LocalJob:
     """A job in the scheduler's memory. Guarded by the scheduler's lock."""
 
-    def __init__(self, spooled: local_spool.Spooled, observed: Observed) -> None:
+    def __init__(self, spooled: spool.Spooled, observed: Observed) -> None:
         self.spooled = spooled
         self.observed = observed
         self.child: subprocess.Popen[bytes] | None = None  # None for adopted jobs
@@ -58,7 +59,7 @@ class LocalJob:
         self.gpus: tuple[int, ...] = ()
         self.has_slots = False
         self.oom_kills: int | None = None
-        self.cause: local_spool.KillCause | None = None
+        self.cause: causes.KillCause | None = None
         self.kill_at_s: float | None = None  # on the boot clock
         self.told: set[tuple[int, int]] = set()  # pid and start of whom SIGTERM was sent to
         self.first_refused_s = 0.0
@@ -160,8 +161,8 @@ class Endings:
         """Begin to end a running job. Does nothing when that has begun, or the job is over."""
         if job.is_over or job.cause is not None or not job.pid:
             return
-        job.cause = local_spool.KillCause(reason=reason, detail=detail, at=time.time())
-        local_spool.save_cause(job.run_dir, job.cause)
+        job.cause = causes.KillCause(reason=reason, detail=detail, at=time.time())
+        causes.save_cause(job.run_dir, job.cause)
         self.resume(job)
 
     def resume(self, job: LocalJob) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from diamond.core.resources import parse_accelerators
-from diamond.core.sbatch_options import Directive
-from diamond.core.sbatch_values import CHANGED, KEPT, LEFT_OUT
+from diamond.core.sbatch.options import Directive
+from diamond.core.sbatch.values import CHANGED, KEPT, LEFT_OUT
 
 _COUNT = re.compile(r"(\d+)([kKmM]?)")
 _NODES = re.compile(r"(\d+[kKmM]?)(?:-(\d+[kKmM]?))?(?:[,:].*)?")

@@ -2,7 +2,7 @@
 
 A job without an id in it may or may not have reached Slurm: only a look at the queue can tell. Why Diamond ends a job
 (kill.json) and the mark that takes a directory's one start away (`started`) are the same for every scheduler: see
-`local_spool`.
+`spool`.
 """
 
 from __future__ import annotations

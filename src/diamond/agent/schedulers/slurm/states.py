@@ -1,7 +1,7 @@
 """Every state Slurm knows, and what it means here: one table. Pure.
 
 Slurm has base states (what a job is) and flags (what is just being done with it); squeue shows the most telling one.
-What a job's *end* means also depends on what it left behind: see `slurm_result`.
+What a job's *end* means also depends on what it left behind: see `result`.
 """
 
 from __future__ import annotations

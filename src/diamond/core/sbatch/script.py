@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from diamond.core.sbatch_layout import Layout
+from diamond.core.sbatch.layout import Layout
 
 BEGIN = "# Added by `diamond import`, so that the script finds the job as sbatch would have made it."
 END = "# End of what was added."

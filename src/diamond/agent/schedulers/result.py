@@ -13,7 +13,7 @@ from pathlib import Path
 
 from diamond.agent.machine import is_disk_full
 from diamond.agent.schedulers.base import Observed, final_state
-from diamond.agent.schedulers.local_spool import KillCause, load_cause
+from diamond.agent.schedulers.causes import KillCause, load_cause
 from diamond.core.reasons import Reason
 from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit, read_first_failed_rank
 from diamond.core.scripts import ALREADY_STARTED, NO_RUN_DIR

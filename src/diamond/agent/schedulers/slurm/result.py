@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diamond.agent.schedulers.base import Observed, Submission, final_state
-from diamond.agent.schedulers.local_result import Ending, conclude
-from diamond.agent.schedulers.local_spool import KillCause, load_cause
-from diamond.agent.schedulers.slurm_queue import Row, Status
-from diamond.agent.schedulers.slurm_states import Stage, meaning
+from diamond.agent.schedulers.causes import KillCause, load_cause
+from diamond.agent.schedulers.result import Ending, conclude
+from diamond.agent.schedulers.slurm.queue import Row, Status
+from diamond.agent.schedulers.slurm.states import Stage, meaning
 from diamond.core.durations import format_duration
 from diamond.core.reasons import Reason
 from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit

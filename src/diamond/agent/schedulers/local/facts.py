@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from diamond.agent.gpus import GpuSlot
-from diamond.agent.schedulers.local_queue import Slots
+from diamond.agent.schedulers.local.queue import Slots
 from diamond.core.endpoints import EndpointFacts, EndpointUsage, Gpu
 
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from diamond.agent.schedulers import slurm_facts
-from diamond.agent.schedulers.slurm_commands import Commands
+from diamond.agent.schedulers.slurm import facts as slurm_facts
+from diamond.agent.schedulers.slurm.commands import Commands
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import DiamondError

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_commands import without_slurm
+from diamond.agent.schedulers.slurm.commands import without_slurm
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir
 

@@ -1,7 +1,7 @@
 """An existing batch script as a Diamond task, losing nothing silently: every directive becomes a field or a note.
 
-Pure: text in, `ImportedTask` out. How sbatch reads a script is in `diamond.core.sbatch_options`, what its numbers come
-to in `diamond.core.sbatch_layout`, and the text of `run` in `diamond.core.sbatch_script`.
+Pure: text in, `ImportedTask` out. How sbatch reads a script is in `diamond.core.sbatch.options`, what its numbers come
+to in `diamond.core.sbatch.layout`, and the text of `run` in `diamond.core.sbatch.script`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from diamond.core.durations import MAX_DURATION_S, parse_duration
 from diamond.core.errors import DiamondError, InvalidInput, TooLarge
-from diamond.core.sbatch_layout import NUMBERS, Layout, explain, lay_out, mebibytes, show_memory, split_gres
-from diamond.core.sbatch_options import Directive, Reading, read_directives
-from diamond.core.sbatch_script import Surroundings, as_run, interpreter
-from diamond.core.sbatch_values import (
+from diamond.core.sbatch.layout import NUMBERS, Layout, explain, lay_out, mebibytes, show_memory, split_gres
+from diamond.core.sbatch.options import Directive, Reading, read_directives
+from diamond.core.sbatch.script import Surroundings, as_run, interpreter
+from diamond.core.sbatch.values import (
     ADVICE,
     CHANGED,
     KEPT,

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,13 @@ from typing import Any
 from diamond.agent.machine import FULL_ERRORS
 from diamond.agent.schedulers.base import Submission
 from diamond.core.errors import StorageFull, Unavailable
-from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir, clean, moment, read_json, whole, write_atomic
+from diamond.core.rundir import moment, read_json, whole, write_atomic
 
 log = logging.getLogger(__name__)
 
 _SPOOL = "local.json"
-_KILL = "kill.json"
 _SPOOL_BYTES = 4 * 1024 * 1024  # a submission may carry variables
-_MAX_DETAIL = 2000
 _MOST = 2**53
-NOBODY = "0 0 none\n"  # the mark of a directory that was cancelled before it could start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +40,6 @@ class Spooled:
     @property
     def queued_at(self) -> float:
         return self.order / 1e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class KillCause:
-    """Why Diamond itself ends a job."""
-
-    reason: Reason
-    detail: str = ""
-    at: float = 0.0
 
 
 def save(spooled: Spooled) -> None:
@@ -148,33 +134,3 @@ def with_gpus(spooled: Spooled, gpus: tuple[int, ...]) -> Spooled:
 def remove(run_dir: Path) -> None:
     with contextlib.suppress(OSError):
         (run_dir / _SPOOL).unlink()
-
-
-def save_cause(run_dir: Path, cause: KillCause) -> None:
-    """Record why the job is about to be killed. A full disk must not keep a job alive, so this never raises."""
-    raw = {"reason": cause.reason.value, "detail": cause.detail, "at": cause.at}
-    with contextlib.suppress(OSError):
-        write_atomic(run_dir / _KILL, json.dumps(raw).encode())
-
-
-def load_cause(run_dir: Path) -> KillCause | None:
-    raw = read_json(run_dir / _KILL)
-    try:
-        detail = clean(_text(raw["detail"]), _MAX_DETAIL)
-        return KillCause(reason=Reason(raw["reason"]), detail=detail, at=moment(raw["at"]))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def claim(run_dir: RunDir) -> bool:
-    """Take the directory's one start away, so that a script already on its way finds it taken; False: too late."""
-    try:
-        fd = os.open(run_dir.started, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True  # nobody can make the file, so nobody can start
-    with contextlib.suppress(OSError):
-        os.write(fd, NOBODY.encode())
-    os.close(fd)
-    return True

@@ -1,7 +1,7 @@
 """How sbatch reads a batch script: which lines are directives, which words stand in them, which options they give.
 
 Owns the table of sbatch's options (Slurm 22.05 to 26.05) and the rules of its reader. Knows nothing of Diamond's
-fields: that is `diamond.core.sbatch`.
+fields: that is `diamond.core.sbatch.importing`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 One thread owns every process: it waits on pidfds (which tell the end of adopted processes as promptly as that of
 children), starts the next job the moment a slot is free, and keeps the time limits. All durable state is in the run
-directories (`local_spool`), so after kill -9 a new object for the same directory finds every job again, queued,
+directories (`spool`), so after kill -9 a new object for the same directory finds every job again, queued,
 running or over, and no job runs twice: job.sh itself decides by an O_EXCL file who starts a directory.
 
-Must not know the server, the journal or the agent's loop. What a job's end means is decided in `local_result`; how
-jobs are made to end, in `local_ending`.
+Must not know the server, the journal or the agent's loop. What a job's end means is decided in `result`; how
+jobs are made to end, in `ending`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from typing import TypeVar
 from diamond.agent.gpus import GpuMonitor, GpuSlot
 from diamond.agent.machine import OomCounter, is_disk_full, mem_bytes_total, num_cpus
 from diamond.agent.processes import TICKS_PER_S, boot_clock_s, boot_id, is_running, read_process, unix_time_of_start
-from diamond.agent.schedulers import local_spool
+from diamond.agent.schedulers import causes
 from diamond.agent.schedulers.base import JobProcesses, Observed, Submission, final_state
-from diamond.agent.schedulers.local_ending import Endings, LocalJob, Timers
-from diamond.agent.schedulers.local_facts import facts_of, usage_of
-from diamond.agent.schedulers.local_queue import Line, Slots
-from diamond.agent.schedulers.local_result import Ending, conclude, lost
-from diamond.agent.schedulers.local_shells import LocalShells
-from diamond.agent.schedulers.local_start import spawn
+from diamond.agent.schedulers.local import spool
+from diamond.agent.schedulers.local.ending import Endings, LocalJob, Timers
+from diamond.agent.schedulers.local.facts import facts_of, usage_of
+from diamond.agent.schedulers.local.queue import Line, Slots
+from diamond.agent.schedulers.local.shells import LocalShells
+from diamond.agent.schedulers.local.start import spawn
+from diamond.agent.schedulers.result import Ending, conclude, lost
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import DiamondError
 from diamond.core.faults import fault_point
@@ -107,8 +108,8 @@ class LocalScheduler(LocalShells):
             known = self._jobs.get(submission.name)
         if known is not None:
             return known.observed.scheduler_id or ""
-        spooled = local_spool.Spooled(submission=submission, order=time.time_ns(), oom_kills=self._oom.read())
-        local_spool.save(spooled)
+        spooled = spool.Spooled(submission=submission, order=time.time_ns(), oom_kills=self._oom.read())
+        spool.save(spooled)
         fault_point("local.spooled")
         with self._lock:
             if submission.name not in self._jobs:
@@ -136,7 +137,7 @@ class LocalScheduler(LocalShells):
                 job = self._jobs.get(name)
                 if job is not None and job.is_over:
                     del self._jobs[name]
-                    local_spool.remove(job.run_dir)
+                    spool.remove(job.run_dir)
 
     def capacity(self) -> EndpointFacts:
         return facts_of(self._slots, host=self._host, jobs_dir=self._jobs_dir)
@@ -180,7 +181,7 @@ class LocalScheduler(LocalShells):
     # Taking jobs up
 
     def _adopt_all(self) -> None:
-        found = local_spool.load_all(self._jobs_dir)
+        found = spool.load_all(self._jobs_dir)
         for spooled in found:
             job = LocalJob(spooled, _queued(spooled))
             self._safely(job, partial(self._admit, job))
@@ -197,7 +198,7 @@ class LocalScheduler(LocalShells):
             self._adopt(job)
         elif os.path.lexists(run_dir.exit):
             self._conclude(job)
-        elif local_spool.load_cause(job.run_dir) is not None:
+        elif causes.load_cause(job.run_dir) is not None:
             self._cancel(job)
         elif why := self._slots.why_never(job.submission):
             self._over(job, Reason.REJECTED, why)
@@ -229,7 +230,7 @@ class LocalScheduler(LocalShells):
         began_s = ticks / TICKS_PER_S if ticks else boot_clock_s()
         self._slots.take(job.submission, job.spooled.gpus)
         job.gpus = job.spooled.gpus
-        job.cause = local_spool.load_cause(job.run_dir)
+        job.cause = causes.load_cause(job.run_dir)
         self._runs(job, pid=mark.pid, pidfd=pidfd, start_ticks=ticks, began_s=began_s)
         if job.cause is not None:
             self._endings.resume(job)
@@ -312,8 +313,8 @@ class LocalScheduler(LocalShells):
         try:
             if job.gpus:
                 # Noted before the start: whoever adopts the job must know which devices are taken.
-                job.spooled = local_spool.with_gpus(job.spooled, job.gpus)
-                local_spool.save(job.spooled)
+                job.spooled = spool.with_gpus(job.spooled, job.gpus)
+                spool.save(job.spooled)
             child = spawn(submission, [self._slots.gpus[index] for index in job.gpus], self._has_gpus)
         except (OSError, DiamondError, ValueError) as error:
             job.first_refused_s = job.first_refused_s or now
@@ -342,10 +343,10 @@ class LocalScheduler(LocalShells):
         if job.is_over or job.cause is not None:
             return
         if not job.pid:
-            cause = local_spool.KillCause(reason=Reason.CANCELLED, detail="cancelled before it started", at=time.time())
-            local_spool.save_cause(job.run_dir, local_spool.load_cause(job.run_dir) or cause)
+            cause = causes.KillCause(reason=Reason.CANCELLED, detail="cancelled before it started", at=time.time())
+            causes.save_cause(job.run_dir, causes.load_cause(job.run_dir) or cause)
             self._drop_from_line(job.submission.name)
-            if local_spool.claim(RunDir(job.run_dir)):
+            if causes.claim(RunDir(job.run_dir)):
                 self._over(job, Reason.CANCELLED, cause.detail)
             else:
                 self._adopt(job)  # somebody's script was quicker; adopting resumes the kill
@@ -440,5 +441,5 @@ class LocalScheduler(LocalShells):
         self._submissions.pop(name, None)
 
 
-def _queued(spooled: local_spool.Spooled, why: str = _WAITING) -> Observed:
+def _queued(spooled: spool.Spooled, why: str = _WAITING) -> Observed:
     return Observed(state=JobState.QUEUED, pending_reason=why, queued_at=spooled.queued_at)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from diamond.agent.schedulers.base import ShellCommand
-from diamond.agent.schedulers.slurm_commands import without_slurm
+from diamond.agent.schedulers.slurm.commands import without_slurm
 from diamond.core.scripts import NO_RUN_DIR
 
 # As job.sh does it: modules, then the variables; then the program, by its own words (a subshell that execs runs no

@@ -1,9 +1,9 @@
 """The Slurm driver: jobs of one user on one cluster, through the commands every user has. No root, no slurmdbd.
 
-Durable state is in the run directories (`slurm_spool`); a new object for the same directory finds every job again.
-Three kinds of threads work on one table (`slurm_jobs`): a few that run sbatch (`slurm_submit`), one that watches the
-queue and cancels (`slurm_watch`), one that looks at run directories between two queries. A fourth finds out what the
-cluster has (`slurm_discovery`). No job runs twice: job.sh itself decides by an O_EXCL file who starts a directory.
+Durable state is in the run directories (`spool`); a new object for the same directory finds every job again.
+Three kinds of threads work on one table (`jobs`): a few that run sbatch (`submit`), one that watches the
+queue and cancels (`watch`), one that looks at run directories between two queries. A fourth finds out what the
+cluster has (`discovery`). No job runs twice: job.sh itself decides by an O_EXCL file who starts a directory.
 
 Must not know the server, the journal or the agent's loop.
 """
@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from diamond.agent.schedulers import slurm_spool
 from diamond.agent.schedulers.base import Observed, ShellCommand, Submission
-from diamond.agent.schedulers.local_spool import KillCause, claim, save_cause
-from diamond.agent.schedulers.slurm_commands import Answer, Commands
-from diamond.agent.schedulers.slurm_discovery import FRESH_S, Discovery, Found
-from diamond.agent.schedulers.slurm_facts import has_accounting, why_never
-from diamond.agent.schedulers.slurm_jobs import HANDING_OVER, LOOKING, Jobs, Looker, Phase, SlurmJob
-from diamond.agent.schedulers.slurm_sbatch import Kind, parse_job_id, refusal, sbatch_argv, sbatch_env
-from diamond.agent.schedulers.slurm_shells import slurm_shell_argv
-from diamond.agent.schedulers.slurm_submit import Submitter
-from diamond.agent.schedulers.slurm_watch import Watcher
+from diamond.agent.schedulers.causes import KillCause, claim, save_cause
+from diamond.agent.schedulers.slurm import spool
+from diamond.agent.schedulers.slurm.commands import Answer, Commands
+from diamond.agent.schedulers.slurm.discovery import FRESH_S, Discovery, Found
+from diamond.agent.schedulers.slurm.facts import has_accounting, why_never
+from diamond.agent.schedulers.slurm.jobs import HANDING_OVER, LOOKING, Jobs, Looker, Phase, SlurmJob
+from diamond.agent.schedulers.slurm.sbatch import Kind, parse_job_id, refusal, sbatch_argv, sbatch_env
+from diamond.agent.schedulers.slurm.shells import slurm_shell_argv
+from diamond.agent.schedulers.slurm.submit import Submitter
+from diamond.agent.schedulers.slurm.watch import Watcher
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import NotFound
 from diamond.core.faults import fault_point
@@ -69,7 +69,7 @@ class SlurmScheduler:
         self._discovery.on_change = lambda: self.on_new_facts()
         self._discovery.on_found = self._learn
         self._discovery.is_busy = lambda: bool(self._jobs.live())
-        found = slurm_spool.load_all(jobs_dir)
+        found = spool.load_all(jobs_dir)
         with self._jobs.lock:
             for spooled in found:
                 self._admit(spooled, is_new=False)
@@ -94,9 +94,9 @@ class SlurmScheduler:
         if known is not None:
             return known.slurm_id
         # Whatever wrote one there before may have come as far as sbatch.
-        is_new = not slurm_spool.exists(submission.run_dir)
-        spooled = slurm_spool.Spooled(submission=submission, order=time.time_ns(), host=self._host)
-        slurm_spool.save(spooled)
+        is_new = not spool.exists(submission.run_dir)
+        spooled = spool.Spooled(submission=submission, order=time.time_ns(), host=self._host)
+        spool.save(spooled)
         fault_point("slurm.spooled")
         with self._jobs.lock:
             if submission.name not in self._jobs.by_name:
@@ -192,7 +192,7 @@ class SlurmScheduler:
 
     # Taking jobs up; under the lock
 
-    def _admit(self, spooled: slurm_spool.Spooled, *, is_new: bool) -> None:
+    def _admit(self, spooled: spool.Spooled, *, is_new: bool) -> None:
         run_dir = RunDir(spooled.submission.run_dir)
         untouched = is_new and not may_have_started(run_dir) and not os.path.lexists(run_dir.exit)
         phase = Phase.PLACED if spooled.slurm_id else Phase.READY if untouched else Phase.UNSURE

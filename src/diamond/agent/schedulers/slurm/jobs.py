@@ -11,13 +11,13 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from diamond.agent.schedulers import slurm_spool
 from diamond.agent.schedulers.base import Observed, Submission, final_state
-from diamond.agent.schedulers.local_spool import KillCause, load_cause
-from diamond.agent.schedulers.slurm_hostlist import expand
-from diamond.agent.schedulers.slurm_pace import Backoff
-from diamond.agent.schedulers.slurm_queue import Row, Status
-from diamond.agent.schedulers.slurm_result import Last, end_of
+from diamond.agent.schedulers.causes import KillCause, load_cause
+from diamond.agent.schedulers.slurm import spool
+from diamond.agent.schedulers.slurm.hostlist import expand
+from diamond.agent.schedulers.slurm.pace import Backoff
+from diamond.agent.schedulers.slurm.queue import Row, Status
+from diamond.agent.schedulers.slurm.result import Last, end_of
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState
 
@@ -41,7 +41,7 @@ class Phase(Enum):
 class SlurmJob:
     """A job in the driver's memory. Guarded by the table's lock; times are monotonic unless they end in `_at`."""
 
-    def __init__(self, spooled: slurm_spool.Spooled, phase: Phase) -> None:
+    def __init__(self, spooled: spool.Spooled, phase: Phase) -> None:
         self.spooled = spooled
         self.phase = phase
         self.cause: KillCause | None = load_cause(spooled.submission.run_dir)
@@ -209,7 +209,7 @@ class Jobs:
     def write(self, job: SlurmJob) -> None:
         with job.write_lock:
             if self.by_name.get(job.name) is job:
-                slurm_spool.note(job.spooled)
+                spool.note(job.spooled)
 
     def forget(self, names: Iterable[str]) -> None:
         with self.lock:
@@ -218,7 +218,7 @@ class Jobs:
                 del self.by_name[job.name]
         for job in ended:
             with job.write_lock:
-                slurm_spool.remove(job.run_dir)
+                spool.remove(job.run_dir)
 
     def take_news(self) -> bool:
         with self.lock:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from diamond.agent.schedulers.base import Submission
-from diamond.agent.schedulers.slurm_hostlist import compress
+from diamond.agent.schedulers.slurm.hostlist import compress
 from diamond.core.endpoints import EndpointFacts, Gpu, NodeGroup, Partition
 
 _MIB = 1024**2

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from diamond.agent.schedulers import slurm_queue
-from diamond.agent.schedulers.slurm_commands import Answer, Commands
-from diamond.agent.schedulers.slurm_jobs import Jobs, Phase, SlurmJob
-from diamond.agent.schedulers.slurm_pace import Backoff, Scene, next_query_at
-from diamond.agent.schedulers.slurm_pending import explain
-from diamond.agent.schedulers.slurm_queue import MAX_IDS, Row
-from diamond.agent.schedulers.slurm_states import Stage, meaning
-from diamond.agent.schedulers.slurm_submit import still_submitting
+from diamond.agent.schedulers.slurm import queue
+from diamond.agent.schedulers.slurm.commands import Answer, Commands
+from diamond.agent.schedulers.slurm.jobs import Jobs, Phase, SlurmJob
+from diamond.agent.schedulers.slurm.pace import Backoff, Scene, next_query_at
+from diamond.agent.schedulers.slurm.pending import explain
+from diamond.agent.schedulers.slurm.queue import MAX_IDS, Row
+from diamond.agent.schedulers.slurm.states import Stage, meaning
+from diamond.agent.schedulers.slurm.submit import still_submitting
 from diamond.core.durations import format_duration
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir, may_have_started
@@ -96,13 +96,13 @@ class Watcher:
         """One look at the whole queue."""
         self._asked_at = time.monotonic()
         self._note_orphans()
-        answer = self._commands.query(slurm_queue.squeue_argv())
+        answer = self._commands.query(queue.squeue_argv())
         if not answer.is_good:
             self._failed(answer)
             return
         self._succeeded(answer)
         rows: dict[str, list[Row]] = {}
-        for row in slurm_queue.parse_rows(answer.out):
+        for row in queue.parse_rows(answer.out):
             rows.setdefault(row.name, []).append(row)
         with self._jobs.lock:
             for job in self._jobs.live():
@@ -273,14 +273,14 @@ class Watcher:
         ids = list(wanted)[:MAX_IDS]
         if not ids:
             return
-        answer = self._commands.query(slurm_queue.status_argv(ids))
-        found = slurm_queue.parse_statuses(answer.out)
+        answer = self._commands.query(queue.status_argv(ids))
+        found = queue.parse_statuses(answer.out)
         with self._jobs.lock:
             for job_id in ids:
                 job = wanted[job_id]
                 job.status = found.get(job_id)
                 if not job.is_over and (job.status is not None or answer.is_good):
-                    job.status = job.status or slurm_queue.Status(exit_code=1)
+                    job.status = job.status or queue.Status(exit_code=1)
                     self._safely(job, lambda job=job: self._ended(job))  # type: ignore[misc]
 
     def _ask_accounting(self) -> None:
@@ -292,10 +292,10 @@ class Watcher:
         ids = list(wanted)[:MAX_IDS]
         if not ids:
             return
-        answer = self._commands.query(slurm_queue.sacct_argv(ids))
+        answer = self._commands.query(queue.sacct_argv(ids))
         self._has_sacct = answer.is_good
         with self._jobs.lock:
-            for job_id, (row, status) in slurm_queue.parse_sacct(answer.out).items():
+            for job_id, (row, status) in queue.parse_sacct(answer.out).items():
                 job = wanted.get(job_id)
                 if job is not None and not job.is_over and meaning(row.state).stage is Stage.OVER:
                     job.row, job.status = row, status
@@ -315,10 +315,10 @@ class Watcher:
         if not partitions or now < self._places_at or self.hides_others:
             return
         self._places_at = now + _PLACE_EVERY_S
-        answer = self._commands.query(slurm_queue.place_argv(partitions))
+        answer = self._commands.query(queue.place_argv(partitions))
         if not answer.is_good:
             return
-        places = slurm_queue.parse_places(answer.out)
+        places = queue.parse_places(answer.out)
         with self._jobs.lock:
             for job in waiting:
                 row = job.row
@@ -331,7 +331,7 @@ class Watcher:
                 ]
                 if found:
                     (place, total), name = min(found)
-                    job.place = f"{slurm_queue.ordinal(place)} of {total} waiting in {name}"
+                    job.place = f"{queue.ordinal(place)} of {total} waiting in {name}"
 
     # Cancelling
 

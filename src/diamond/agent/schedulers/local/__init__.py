@@ -1,0 +1,1 @@
+"""This machine as its own batch scheduler: a queue, slots for cores, memory and GPUs, and processes."""

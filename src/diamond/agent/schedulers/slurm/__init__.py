@@ -1,0 +1,1 @@
+"""A Slurm cluster, through its own programs, as an ordinary user."""
