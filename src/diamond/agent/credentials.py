@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diamond.core.enrolment import new_token, token_hash
-from diamond.core.errors import InstallationProblem
+from diamond.core.errors import Conflict, InstallationProblem
 from diamond.core.faults import fault_point
 from diamond.core.rundir import write_atomic
 
@@ -73,7 +73,13 @@ class Credentials:
         waiting = self._path.with_name(f"{self._path.name}.next")
         following = pending_token(waiting)
         fault_point("agent.token_made")
-        call("PUT", "/agent/token", {"sha256": token_hash(following)})
+        try:
+            call("PUT", "/agent/token", {"sha256": token_hash(following)})
+        except Conflict:
+            # Left by an attempt that was interrupted, and dead since: tokens were revoked, the agent enrolled anew.
+            waiting.unlink(missing_ok=True)
+            following = pending_token(waiting)
+            call("PUT", "/agent/token", {"sha256": token_hash(following)})
         fault_point("agent.token_told")
         with self._lock:
             os.replace(waiting, self._path)

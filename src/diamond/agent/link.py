@@ -198,7 +198,7 @@ class Link:
             self._drop()
             answer = self._request(method, target, data, self._with_token(token, headers), timeout_s)
         try:
-            if answer.status >= 400:
+            if answer.status >= 300:
                 raise self._refusal(answer)
             yield answer
         finally:
@@ -261,6 +261,13 @@ class Link:
                 self._all.discard(connection)
 
     def _refusal(self, answer: http.client.HTTPResponse) -> DiamondError:
+        if answer.status < 400:
+            # Not followed: a token must not go where nobody sent it, and what stands in the way may go away.
+            where = "".join(char for char in answer.getheader("Location", "")[:200] if char.isprintable())
+            return ServerUnreachable(
+                f"{self.where} answered {answer.status} {answer.reason}",
+                hint=f"it sends elsewhere, to {where}; if the server is there, enrol with that address" if where else "",
+            )
         try:
             body = json.loads(answer.read(_MAX_JSON_BYTES))
         except (OSError, ValueError, http.client.HTTPException):

@@ -47,6 +47,7 @@ MOST_AT_ONCE = 64
 _WAIT_S = 10.0  # that the server may hold an answer back
 _SPARE_S = 15.0
 _LOST_LINK_S = 120.0  # a program whose user cannot be reached for so long is ended
+_SPEAK_EVERY_S = 1.0  # to the server, while the program does not read: else it would take the agent for gone
 _LOOK_MS = 500
 _QUIET_MS = 200  # after the program's end, so long for what it may have left in its streams
 _LEFT_BYTES = 1024 * 1024  # no stream can have held more than this when the program ended
@@ -157,6 +158,7 @@ class _Session:
         self._over = threading.Event()  # the program is to end, or has ended
         self._why = ""
         self._outbox = _Outbox()
+        self._heard_at = self._speak_at = 0.0  # of and to the server, while the program does not read
 
     # From other threads
 
@@ -223,14 +225,31 @@ class _Session:
             self._link.release()
 
     def _apply(self, started: Started, kind: bytes, payload: bytes) -> None:
+        self._heard_at = time.monotonic()
+        self._speak_at = self._heard_at + _SPEAK_EVERY_S
         if kind == STDIN:
-            started.write(payload, self._over.is_set)
+            started.write(payload, self._is_over_meanwhile)
         elif kind == STDIN_END:
-            started.end_input(self._over.is_set)
+            started.end_input(self._is_over_meanwhile)
         elif kind == WINDOW:
             started.resize(*window_size(payload))
         elif kind == SIGNAL and payload:
             started.forward(payload[0])
+
+    def _is_over_meanwhile(self) -> bool:
+        """Whether to wait no more for the program to read; from time to time the server says. Raises _Over."""
+        now = time.monotonic()
+        if now >= self._speak_at and not self._over.is_set():
+            self._speak_at = now + _SPEAK_EVERY_S
+            query: dict[str, str | int | float] = {"runner": self._runner, "offset": 0, "wait_s": 0}
+            try:
+                path = f"/agent/shells/{self.order.shell_id}/output"
+                self._link.send_bytes("POST", path, b"", query=query, timeout_s=_SPARE_S)
+                self._heard_at = time.monotonic()
+            except DiamondError as error:
+                if not error.transient or now - self._heard_at > _LOST_LINK_S:
+                    raise _Over from error
+        return self._over.is_set()
 
     def _ask_input(self, offset: int, *, wait_s: float) -> bytes:
         path = f"/agent/shells/{self.order.shell_id}/input"

@@ -176,3 +176,21 @@ def test_over_http(world: World) -> None:
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "policy_refused"
 
     world.run(test)
+
+
+def test_a_revoked_agent_gets_no_key_that_is_typed_afterwards(world: World) -> None:
+    agent = {"Authorization": f"Bearer {world.agent_token}"}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        task = await launch(client)
+        world.report(task["jobs"][0]["id"], state=JobState.RUNNING, hosts=("c1",))
+        made = (await client.post(f"/api/v1/tasks/{task['id']}/shells", json={"argv": ["bash"]})).json()
+        read = f"/api/v1/agent/shells/{made['id']}/input?runner=run_00000001&wait_s=10"
+        waiting = asyncio.create_task(client.get(read, headers=agent))
+        await asyncio.sleep(0.1)
+        assert (await client.post("/api/v1/endpoints/here/revoke")).json() == {"revoked": 1}
+        await client.post(f"/api/v1/shells/{made['id']}/input?offset=0&wait_s=0", content=b"secret")
+        answer = await waiting
+        assert answer.status_code == 401 and b"secret" not in answer.content
+
+    world.run(test)

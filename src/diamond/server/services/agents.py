@@ -327,16 +327,15 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
         job.expected_start_at = _time(item.expected_start_at)
         if newest and TaskState(task.state) is TaskState.QUEUED:
             task.pending_reason, task.expected_start_at = job.pending_reason, job.expected_start_at
+    if item.state.value == job.state and not item.state.is_final:
+        _note_place(job, item)  # a scheduler may say later where a job runs than that it runs
     if not job_advances(JobState(job.state), item.state):
         return None
     now = ctx.clock()
     job.state = item.state.value
     job.detail = _text(item.detail, _MAX_DETAIL)
     job.exit_code, job.signal = item.exit_code, item.signal
-    job.scheduler_id = _text(item.scheduler_id or job.scheduler_id or "", 200) or None
-    job.hosts = [_text(host, 255) for host in item.hosts[:10_000]] or job.hosts
-    job.run_dir = _text(item.run_dir, 4096) or job.run_dir
-    job.partition = _text(item.partition, 200) or job.partition
+    _note_place(job, item)
     job.queued_at = _time(item.queued_at) or job.queued_at
     job.started_at = _time(item.started_at) or job.started_at
     job.ended_at = _time(item.ended_at) or job.ended_at
@@ -346,6 +345,13 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
         if newest:
             task.outputs = [encode(entry) for entry in _checked_outputs(item)]
     return chains.follow(ctx, session, task, job)
+
+
+def _note_place(job: JobRow, item: JobReport) -> None:
+    job.scheduler_id = _text(item.scheduler_id or job.scheduler_id or "", 200) or None
+    job.hosts = [_text(host, 255) for host in item.hosts[:10_000]] or job.hosts
+    job.run_dir = _text(item.run_dir, 4096) or job.run_dir
+    job.partition = _text(item.partition, 200) or job.partition
 
 
 def _text(raw: str, limit: int) -> str:
