@@ -71,8 +71,8 @@ From another terminal, in this folder:
   a shell      {call} shell {name} [--user user2]
 
 A Diamond server for it listens on {site.server_address}; nothing else can be reached from inside, and nothing gets in:
-  serve        diamond up --host {site.server_address}
-  enrol        diamond endpoint create {name}      then paste the line it prints into a shell of the site
+  serve        diamond up -d --tls --host {site.server_address}      (where one runs already: diamond down, first)
+  enrol        diamond endpoint create {name}      then paste the line "Without curl" into a shell of the site
 
 Ctrl-C stops the site and removes everything in it.
 """,

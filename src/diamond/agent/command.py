@@ -188,8 +188,8 @@ def show_status(home: Path, *, as_json: bool) -> int:
     say(f"kept by   {said['via'] or 'nothing: it will not be started again by itself'}")
     behind = f"; `{_called(home)} upgrade` brings the server's" if said["up_to_date"] is False else ""
     say(f"version   {said['version']}{behind}")
-    if said["last_error"]:
-        say(f"last error  {said['last_error']}")
+    if said["last_error"] and not (said["problem"] and said["problem"]["message"] in said["last_error"]):
+        say(f"error     {said['last_error']}")
     if said["problem"]:
         say(f"problem   {said['problem']['message']}")
         if said["problem"]["hint"]:

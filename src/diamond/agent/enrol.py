@@ -128,8 +128,9 @@ def running_file() -> Path | None:
 def _make(folder: Path, known: AgentConfig | None, config: AgentConfig) -> None:
     if known is not None and known.endpoint_id not in ("", config.endpoint_id):
         raise Conflict(
-            f"{folder} belongs to endpoint {known.name} at {known.server}",
-            hint="choose another folder with --home, or remove that one if its endpoint is gone for good",
+            f"{folder} belongs to another endpoint, {known.name} of {known.server}, perhaps removed since",
+            hint="choose another folder with --home; if that endpoint is gone for good, stop its agent and remove the "
+            f"folder: python3 {folder}/diamond-agent.pyz stop; rm -r {folder}",
         )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

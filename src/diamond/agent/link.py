@@ -20,6 +20,7 @@ from typing import Any
 from diamond.agent.credentials import Credentials
 from diamond.core.errors import (
     DiamondError,
+    InvalidInput,
     ProtocolError,
     ServerUnreachable,
     TooLarge,
@@ -69,11 +70,15 @@ class Link:
 
         Raises:
             ProtocolError: the address is none.
+            InvalidInput: it is one of plain HTTP, and an authority was named.
             InstallationProblem: `ca_file` cannot be used.
         """
         parts = urllib.parse.urlsplit(server_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ProtocolError(f"{server_url!r} is not the address of a server", hint="write e.g. https://host:7421")
+        if parts.scheme == "http" and (ca_file or ca_pem):
+            # Whoever names an authority wants to be sure of the server; plain HTTP would drop that without a word.
+            raise InvalidInput(f"{server_url!r} is not encrypted, so no certificate is checked", field="--ca")
         self._host = parts.hostname
         self._port = parts.port
         self._root = parts.path.rstrip("/")
@@ -264,10 +269,8 @@ class Link:
         if answer.status < 400:
             # Not followed: a token must not go where nobody sent it, and what stands in the way may go away.
             where = "".join(char for char in answer.getheader("Location", "")[:200] if char.isprintable())
-            return ServerUnreachable(
-                f"{self.where} answered {answer.status} {answer.reason}",
-                hint=f"it sends elsewhere, to {where}; if the server is there, enrol with that address" if where else "",
-            )
+            hint = f"it sends elsewhere, to {where}; if the server is there, enrol with that address" if where else ""
+            return ServerUnreachable(f"{self.where} answered {answer.status} {answer.reason}", hint=hint)
         try:
             body = json.loads(answer.read(_MAX_JSON_BYTES))
         except (OSError, ValueError, http.client.HTTPException):

@@ -75,6 +75,10 @@ def find(work: Path, patterns: tuple[str, ...], check_stop: Callable[[], None] =
     root = Path(os.path.realpath(work))
     found = Found()
     beyond: set[int] = set()
+    if os.path.islink(work) or os.path.islink(work.parent):  # else every file of this machine would be inside
+        for raw in patterns:
+            found.notes.add("is not kept: the job put a link in the place of its work directory", raw)
+        return found
     for raw in patterns:
         try:
             pattern = check_relative_path(raw, "output")

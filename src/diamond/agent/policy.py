@@ -196,9 +196,11 @@ class Policy:
             for name, option in _extra(spec):
                 if name in around:
                     yield f"{rule} = {self._shown(rule)}, which {option[:80]} in slurm.extra would get around"
+            if around is _GETS_GPUS and set(order.gpu_type) & set(",:= "):  # it becomes part of a --gres
+                yield f"{rule} = {self._shown(rule)}, and {order.gpu_type[:80]!r} is no model of a GPU"
             for part in other_gres if around is _GETS_GPUS else ():
                 if _GPU_GRES.match(part):
-                    yield f"{rule} = {self._shown(rule)}, and how many GPUs {part[:80]} in slurm.gres means is not clear"
+                    yield f"{rule} = {self._shown(rule)}, and {part[:80]} in slurm.gres is no clear number of GPUs"
 
     def _gpu_hours(self, order: JobOrder, gpus: int) -> Iterator[str]:
         limit_s = self.time_limit_s(order)

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import diamond
 from diamond.agent.cache import Cache
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
@@ -231,6 +232,7 @@ class Stager:
             chained=order.chained,
             previous=str(previous.path) if previous is not None else "",
             modules=spec.slurm.modules if self._scheduler == "slurm" else (),
+            library=_library(),
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
         if spec.setup:
@@ -244,6 +246,12 @@ class Stager:
             _write(run_dir.launcher, self._launcher)
         _write(run_dir.exit_room, b" " * EXIT_ROOM_BYTES)
         _write(run_dir.stream("log"), b"")
+
+
+def _library() -> str:
+    """The one-file agent, which holds `diamond.train` too. An installed agent's neighbours are not the job's to see."""
+    place = Path(diamond.__file__).parents[1]
+    return str(place) if place.is_file() else ""
 
 
 def _previous(order: JobOrder, path: Path) -> RunDir | None:

@@ -32,6 +32,7 @@ WARN_FREE_BYTES = 5 * 1024**3
 FAIL_FREE_BYTES = 200 * 1024**2
 MAX_SKEW_S = 30.0
 RECENT_S = 86400.0
+_MENDED = "mended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,16 +254,18 @@ def _agent_log(home: Home) -> Iterator[Finding]:
         except OSError:
             continue
         error = next(filter(None, map(_error_text, reversed(lines))), "")
-        if error:
+        if error and error != _MENDED:
             yield Finding(
                 name=f"agent {log.parent.name}", status="warn", detail=f"last error: {error[:200]}", mend=f"see {log}"
             )
 
 
 def _error_text(line: str) -> str:
-    """The message of a line that tells of an error not older than a day; the agent writes JSON lines."""
+    """The message of a line that tells of an error not older than a day, or of its end; the agent writes JSON lines."""
     try:
         entry = json.loads(line)
+        if "works again" in entry["message"] or str(entry["message"]).startswith("connected to"):
+            return _MENDED
         recent = time.time() - float(entry["at"]) < RECENT_S
         return str(entry["message"]) if entry["level"] in ("error", "critical") and recent else ""
     except (ValueError, KeyError, TypeError):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from diamond.cli import render
+from diamond.cli.session import program
 from diamond.core import clusters
 from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage, FileSystem, Partition
 
@@ -24,7 +25,9 @@ def print_page(endpoint: Endpoint) -> None:
         print(f"  {render.clean(facts.site_name)}")
     if not endpoint.online:
         print(f"  {_away(endpoint)}")
-    rows = [("access", _ACCESS.get(endpoint.access, ""))]
+    access = _ACCESS.get(endpoint.access, "")
+    again = f"; a line to paste there: {program()} endpoint enroll {render.clean(endpoint.name)}"
+    rows = [("access", access and access + again)]
     rows += _about(endpoint, facts) if facts else []
     rows += _in_use(endpoint, usage) if usage else []
     _print_rows(rows)

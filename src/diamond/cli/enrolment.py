@@ -36,13 +36,17 @@ def enroll(name: str, *, url: str | None, as_json: bool) -> None:
 
 
 def _address(made: Enrolment, url: str | None, reached: str) -> str:
-    return (url or made.url or reached).rstrip("/")
+    chosen = (url or made.url or reached).rstrip("/")
+    _check_url(chosen)  # also what the server said of itself: it is printed, to be pasted
+    return chosen
 
 
 def _check_url(url: str | None) -> None:
     # Before the endpoint is made: a mistake must not leave half of what was asked for.
     parts = urlsplit(url or "http://x")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    is_one_word = (url or "x").isprintable() and " " not in (url or "")  # urlsplit itself drops line breaks
+    # A password in it would stand in histories and process lists.
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or not is_one_word:
         raise InvalidInput(
             f"{(url or '')[:80]!r} is not the address of a server",
             hint="write e.g. https://diamond.example.org:7421",
@@ -170,3 +174,4 @@ def remove(name: str, *, force: bool, yes: bool, as_json: bool) -> None:
         return
     also = f"; {render.count(given_up, 'live job')} given up" if given_up else ""
     print(f"Endpoint {render.clean(name)} is gone{also}. Its finished tasks keep their record.")
+    say("  an agent that still runs there is refused from now on; on its login node:  diamond-agent.pyz stop")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from diamond.cli import render
 from diamond.cli import spec as spec_text
 from diamond.cli.describe import metric_rank, next_text, note_lines, reason_lines, waiting_text, work_dir
-from diamond.cli.session import confirm, connect, emit, leave, say, show_error, task_json
+from diamond.cli.session import confirm, connect, emit, leave, program, say, show_error, task_json
 from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, InvalidInput
 from diamond.core.states import TaskState, parse_task_states
@@ -98,9 +98,11 @@ def _show(client: Client, task: Task) -> None:
             code = f" exit {job.exit_code}" if job.exit_code else ""
             code += f" signal {job.signal}" if job.signal else ""
             where = f"{render.clean(job.endpoint)} {render.clean(','.join(job.hosts))}".strip()
+            # Where there are partitions, the scheduler's own number is what squeue and sacct want.
+            number = f"{render.clean(job.partition)} {render.clean(job.scheduler_id or '')}" if job.partition else ""
             spent = render.duration(job.started_at, job.ended_at)
             state = f"{render.state_word(str(job.state))}{why}{code}"
-            print("  " + "  ".join(filter(None, (str(job.attempt), state, spent, where, job.id))))
+            print("  " + "  ".join(filter(None, (str(job.attempt), state, spent, where, number.strip(), job.id))))
             if job.detail and job.detail != task.detail:
                 print(f"     {render.clean(job.detail)}")
             if job.run_dir:
@@ -159,6 +161,8 @@ def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None
                 stopped.append(task)
                 if not as_json:
                     say(f"{render.clean(task.name)} ({task.id}) has ended already: {task.state}")
+                    for other in client.tasks.list(states=LIVE, name=task.name) if task.name in refs else ():
+                        say(f"  one of the same name has not: {program()} stop {other.id}")
                 continue
             task = client.tasks.cancel(task.id)
             stopped.append(task)

@@ -32,6 +32,7 @@ class ScriptPlan:
         chained: whether the job may ask to be continued.
         previous: absolute path of the run directory this one continues; empty for a first job.
         modules: environment modules to load before the user's commands.
+        library: where `import diamond` finds it, should the program's own Python not have it; empty for nowhere.
     """
 
     job_id: str
@@ -44,6 +45,7 @@ class ScriptPlan:
     chained: bool = False
     previous: str = ""
     modules: tuple[str, ...] = ()
+    library: str = ""
 
 
 _HEAD = """\
@@ -99,7 +101,11 @@ enter() {{
   export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl{chain}
   cd work || exit {no_run_dir}
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
-}}
+{library}}}
+"""
+
+_LIBRARY = """\
+  export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{library}
 """
 
 _OVER = """\
@@ -225,7 +231,8 @@ def job_script(plan: ScriptPlan) -> str:
     if plan.chained:
         text += _MORE.format(code=CONTINUE)
     chain = _CHAIN_ENV.format(resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
-    text += _FINISH.format(over=_OVER if plan.chained else "", chain=chain, **numbers)
+    library = _LIBRARY.format(library=shlex.quote(plan.library)) if plan.library else ""
+    text += _FINISH.format(over=_OVER if plan.chained else "", chain=chain, library=library, **numbers)
     if plan.previous:
         text += _NOT_NEEDED.format(previous=previous, **numbers)
     text += _QUIET

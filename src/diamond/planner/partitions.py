@@ -14,7 +14,7 @@ from diamond.core.durations import format_duration
 from diamond.core.endpoints import EndpointFacts, Gpu, NodeGroup, Partition
 from diamond.core.tasks import TaskSpec
 
-_GIB = 1024**3
+_SOME_TIME_S = 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,12 @@ def choose(spec: TaskSpec, facts: EndpointFacts) -> Choice | Obstacle:
     # Several named partitions are Slurm's to choose among; it takes the one that starts first.
     chosen = ",".join(p.name for p in fitting) if len(named_ones) > 1 else best.name
     caps = [cap for p in (fitting if len(named_ones) > 1 else [best]) if (cap := _walltime(spec, p, facts)) is not None]
+    lasts_s = min(filter(None, (_walltime(spec, best, facts), spec.max_duration)), default=None)
     return Choice(
         partition=chosen,
         gpu_type=_gpu_name(spec, best),
         walltime_s=min(caps, default=None),
-        why=_explain(spec, best, fitting, named=bool(named_ones)),
+        why=_explain(best, fitting, named=bool(named_ones), lasts_s=lasts_s),
     )
 
 
@@ -155,7 +156,9 @@ def _walltime(spec: TaskSpec, partition: Partition, facts: EndpointFacts) -> int
 def _rank(spec: TaskSpec, partition: Partition) -> tuple[bool, bool, bool, bool, float, float, str]:
     has_gpus = any(group.gpus for group in partition.groups)
     limit_s = partition.max_walltime_s
-    too_short = limit_s is not None and spec.max_duration is not None and limit_s < spec.max_duration
+    # Whoever says nothing about time does not mean the two minutes of a debug queue.
+    wanted_s = spec.slurm.time_s or spec.max_duration or _SOME_TIME_S
+    too_short = limit_s is not None and limit_s < wanted_s
     need = spec.resources
     fitting = sum(group.count for group in partition.groups if gpus_of(group.gpus, need.gpu_type) >= need.gpus)
     return (
@@ -177,10 +180,13 @@ def _gpu_name(spec: TaskSpec, partition: Partition) -> str:
     return min(names, key=len, default="")
 
 
-def _explain(spec: TaskSpec, best: Partition, fitting: list[Partition], *, named: bool) -> str:
+def _explain(best: Partition, fitting: list[Partition], *, named: bool, lasts_s: float | None) -> str:
     if named:
         return f"partition {best.name}, as the task says"
-    limit = f", jobs up to {format_duration(best.max_walltime_s)}" if best.max_walltime_s is not None else ""
+    most_s = best.max_walltime_s
+    limit = f", jobs up to {format_duration(most_s)}" if most_s is not None else ""
+    if lasts_s is not None and (most_s is None or lasts_s < most_s):
+        limit += f"{', of which' if limit else ','} this one gets {format_duration(lasts_s)}"
     others = [partition.name for partition in fitting if partition is not best]
     also = f"; {', '.join(others)} would do as well" if others else ""
     return f"partition {best.name} has what it needs{limit}{also}"
@@ -196,14 +202,22 @@ def _sum_up(spec: TaskSpec, facts: EndpointFacts, obstacles: dict[str, Obstacle]
     if need.gpus and "resources.accelerators" in by_field:
         text = f"no partition has {need.accelerators} a node; there are {_gpus_by_partition(facts)}"
         return Obstacle(field="resources.accelerators", text=text)
+    if "slurm.time" in by_field and by_field <= {"slurm.time", "slurm.partition"}:
+        limits = [
+            f"{partition.name} {format_duration(partition.max_walltime_s)}"
+            for partition in facts.partitions
+            if partition.is_up and partition.name in obstacles and partition.max_walltime_s is not None
+        ]
+        text = f"no open partition allows so long a job ({', '.join(limits)}); a longer max_duration makes a chain"
+        return Obstacle(field="slurm.time", text=text)
     text = "; ".join(obstacle.text for obstacle in obstacles.values())
     return Obstacle(field=next(iter(obstacles.values())).field, text=text)
 
 
 def _gpus_by_partition(facts: EndpointFacts) -> str:
-    shown: list[str] = []
+    shown: dict[str, list[str]] = {}
     for partition in facts.partitions:
         kinds = sorted({f"{gpu.model}:{gpu.count}" for group in partition.groups for gpu in group.gpus})
-        if kinds and not partition.is_hidden:
-            shown.append(f"{'/'.join(kinds)} in {partition.name}")
-    return ", ".join(shown) or "no GPUs in any"
+        if kinds and not partition.is_hidden and partition.is_up:
+            shown.setdefault("/".join(kinds), []).append(partition.name)
+    return "; ".join(f"{kinds} in {', '.join(names)}" for kinds, names in shown.items()) or "no GPUs in any"

@@ -1,8 +1,9 @@
 """Backups: everything the server knows in one tar file, taken while it runs, restored into SQLite or PostgreSQL.
 
-The tar holds, in this order: manifest.json, tables/<name>.jsonl (one consistent snapshot), then files of series/,
-streams/ and blobs/, and end.json: a tar that was cut between two files looks whole. Files come after the tables and only ever grow, so each row's bytes are there. Curves come before
-the streams they are derived from, so that no curve is ahead of its stream.
+The tar holds, in this order: manifest.json, tables/<name>.jsonl (one consistent snapshot), files of series/, streams/
+and blobs/, and end.json: a tar that was cut between two files looks whole. Files come after the tables and only ever
+grow, so each row's bytes are there. Curves come before the streams they are derived from, so that no curve is ahead of
+its stream.
 Must not know what the tables mean: they are dumped and loaded as the database describes them.
 """
 

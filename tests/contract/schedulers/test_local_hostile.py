@@ -12,8 +12,8 @@ import pytest
 
 from diamond.agent.machine import is_disk_full
 from diamond.agent.schedulers.base import Submission
+from diamond.agent.schedulers.local import scheduler as module
 from diamond.agent.schedulers.local import spool
-from diamond.agent.schedulers.local.scheduler import scheduler as module
 from diamond.agent.schedulers.result import Ending, conclude
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Task
 from diamond.core.wire import Hello, JobOrder, JobReport, Report
-from diamond.server.services import agents, planning, tasks
+from diamond.server.services import agents, endpoints, planning, tasks
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow
 
@@ -145,6 +146,21 @@ def test_the_next_link_waits_behind_the_one_that_runs(ahead: Cluster) -> None:
     ahead.end(first.job_id, Reason.TIME_LIMIT)
     shown = ahead.task(task_id)
     assert (shown.state, shown.attempt) == (TaskState.RUNNING, 2)
+    assert ahead.order(task_id, 3).after == second.job_id, "it runs, so the next one waits behind it"
+
+
+def test_a_chain_whose_endpoint_is_removed_between_two_jobs_ends(cluster: Cluster) -> None:
+    task_id = cluster.launch(max_duration="10h")
+    first = cluster.order(task_id, 1)
+    cluster.run(first.job_id)
+    cluster.end(first.job_id, Reason.CONTINUED)
+    name = cluster.task(task_id).endpoint
+    assert name is not None
+    endpoints.remove(cluster.ctx, cluster.user_id, name, force=True)
+    planning.run_due(cluster.ctx)
+    done = cluster.task(task_id)
+    assert (done.state, done.reason) == (TaskState.FAILED, Reason.LOST)
+    assert "removed" in done.detail
 
 
 def test_a_link_that_finishes_the_task_sends_the_next_one_home(ahead: Cluster) -> None:
@@ -182,3 +198,48 @@ def test_a_program_that_only_asks_to_go_on_is_not_obeyed_for_ever(cluster: Clust
     done = cluster.task(task_id)
     assert (done.state, done.reason) == (TaskState.FAILED, Reason.EXIT_NONZERO)
     assert "3 times in a row" in done.detail
+
+
+def test_reports_cancels_and_planning_at_once_leave_one_job_for_each_number(ahead: Cluster) -> None:
+    """Ends of links, starts of their successors, planning and a user who gives up, all at the same moment."""
+    ids = [ahead.launch(max_duration="10h", retry={"max_retries": 2, "backoff": 1}) for _ in range(6)]
+    ahead.began = ahead.clock()
+    failed: list[BaseException] = []
+
+    def agent(turn: int) -> None:
+        for order in sorted(ahead.orders().values(), key=lambda order: order.job_id, reverse=bool(turn % 2)):
+            ahead.tell(order.job_id, JobState.RUNNING, started_at=ahead.began)
+            reason = (Reason.CONTINUED, Reason.PREEMPTED, Reason.EXIT_NONZERO)[(turn + order.attempt) % 3]
+            state = JobState.SUCCEEDED if reason is Reason.CONTINUED else JobState.FAILED
+            if order.desired == Desired.CANCEL:
+                reason, state = Reason.CANCELLED, JobState.CANCELLED
+            ahead.tell(order.job_id, state, reason=reason, started_at=ahead.began, ended_at=ahead.began + 60)
+
+    def user(turn: int) -> None:
+        if turn > 3:
+            tasks.cancel(ahead.ctx, ahead.user_id, ids[turn % len(ids)])
+
+    def again_and_again(action: Any) -> None:
+        try:
+            for turn in range(8):
+                action(turn)
+                ahead.clock.advance(1)
+        except BaseException as error:
+            failed.append(error)
+
+    actions = (agent, agent, user, lambda _turn: planning.run_due(ahead.ctx))
+    threads = [threading.Thread(target=again_and_again, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    for task_id in ids:
+        tasks.cancel(ahead.ctx, ahead.user_id, task_id)
+    for order in ahead.orders().values():
+        ahead.tell(order.job_id, JobState.CANCELLED, reason=Reason.CANCELLED)
+    for task_id in ids:
+        done = ahead.task(task_id)
+        numbers = [job.attempt for job in done.jobs]
+        assert numbers == list(range(1, len(numbers) + 1)) and done.state.is_final, (done.state, numbers)
+        assert all(job.state.is_final for job in done.jobs)

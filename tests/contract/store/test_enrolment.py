@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import sqlalchemy as sa
 
@@ -46,6 +48,29 @@ def test_a_code_is_exchanged_once_and_the_exchange_may_be_repeated(ctx: Context,
     assert endpoints.get(ctx, user_id, "cluster").access == "enrolled"
     with pytest.raises(Unauthenticated, match="used already"):
         enrolment.exchange(ctx, asked(code.code, new_token()))
+
+
+def test_of_two_agents_with_one_code_at_the_same_moment_one_wins(ctx: Context, user_id: str) -> None:
+    for round_number in range(5):
+        endpoint, code = endpoints.create_with_code(ctx, user_id, f"cluster{round_number}")
+        agents_tokens = [new_token() for _ in range(4)]
+
+        def exchange(token: str, code: str = code.code) -> str:
+            try:
+                return enrolment.exchange(ctx, asked(code, token, f"agt_{token_hash(token)[:12]}")).endpoint_id
+            except Unauthenticated:
+                return ""
+
+        with ThreadPoolExecutor(len(agents_tokens)) as pool:
+            answers = list(pool.map(exchange, agents_tokens))
+        assert sorted(answers) == ["", "", "", endpoint.id]
+        (winner,) = [token for token, answer in zip(agents_tokens, answers, strict=True) if answer]
+        for token in agents_tokens:
+            if token == winner:
+                assert holder(ctx, token) == endpoint.id
+            else:
+                with pytest.raises(Unauthenticated):
+                    holder(ctx, token)
 
 
 def test_codes_expire_and_a_new_one_voids_the_old(ctx: Context, user_id: str, clock: Clock) -> None:

@@ -120,8 +120,11 @@ def test_a_batch_is_made_whole_or_not_at_all(ctx: Context, user_id: str, online:
         with pytest.raises(InvalidInput) as caught:
             tasks.create_many(ctx, user_id, [{"run": "true"}, bad], "other")
         assert caught.value.field == field
+    for other in ([{"run": "false"}], specs[:3], [*specs, {"run": "true"}]):  # the key names the whole batch
+        with pytest.raises(IdempotencyMismatch):
+            tasks.create_many(ctx, user_id, other, "sweep")
     with pytest.raises(IdempotencyMismatch):
-        tasks.create_many(ctx, user_id, [{"run": "false"}], "sweep")
+        tasks.create(ctx, user_id, specs[0], "sweep/0")
     assert tasks.list_tasks(ctx, user_id)[2] == 5
 
 

@@ -158,3 +158,8 @@ def test_pins_that_are_none(pin: str) -> None:
 def test_a_missing_authority_is_named(tmp_path: Path) -> None:
     with pytest.raises(InstallationProblem, match=r"none\.pem"):
         Link("https://127.0.0.1:1", "x", ca_file=tmp_path / "none.pem")
+
+
+def test_an_authority_is_not_forgotten_over_plain_http(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="not encrypted"):
+        Link("http://127.0.0.1:1", "x", ca_file=tmp_path / "ca.pem")

@@ -74,6 +74,20 @@ def test_patterns_that_lead_outside_are_noted(work: Path, pattern: str) -> None:
     assert len(found.notes) == 1
 
 
+def test_a_link_in_the_place_of_the_work_directory_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("x")
+    (tmp_path / "run" / "sub").mkdir(parents=True)
+    (tmp_path / "run" / "work").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "work").mkdir()
+    (tmp_path / "elsewhere" / "work" / "secret").write_text("x")
+    (tmp_path / "planted").symlink_to(tmp_path / "elsewhere")
+    for work in (tmp_path / "run" / "work", tmp_path / "planted" / "work"):
+        found = find(work, ("secret",))
+        assert found.files == {}
+        assert "a link in the place of its work directory" in found.notes.text()
+
+
 def test_links_inside_are_followed_and_loops_end(work: Path) -> None:
     (work / "latest").symlink_to("a")
     (work / "a/loop").symlink_to("..")

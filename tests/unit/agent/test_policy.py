@@ -19,7 +19,9 @@ from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
 
 
-def order(time_limit_s: int | None = None, user: str = "", partition: str = "", **spec: Any) -> JobOrder:
+def order(
+    time_limit_s: int | None = None, user: str = "", partition: str = "", gpu_type: str = "", **spec: Any
+) -> JobOrder:
     parsed = TaskSpec.parse({"run": "true", **spec})
     return JobOrder(
         job_id="job_00000001",
@@ -31,6 +33,7 @@ def order(time_limit_s: int | None = None, user: str = "", partition: str = "", 
         time_limit_s=time_limit_s,
         user=user,
         partition=partition,
+        gpu_type=gpu_type,
     )
 
 
@@ -171,7 +174,12 @@ def slurm(**options: Any) -> dict[str, Any]:
         (
             "max_gpus = 2",
             slurm(gres="fpga:1,gres/gpu:00004"),
-            "max_gpus = 2, and how many GPUs gres/gpu:00004 in slurm.gres means is not clear",
+            "max_gpus = 2, and gres/gpu:00004 in slurm.gres is no clear number of GPUs",
+        ),
+        (
+            "max_gpus = 2",
+            {"gpu_type": "a100:8,gpu", "resources": {"accelerators": "A100:1"}},
+            "max_gpus = 2, and 'a100:8,gpu' is no model of a GPU",
         ),
         (
             'path_roots = ["/scratch"]',

@@ -15,6 +15,7 @@ import pytest
 from diamond.cli import check, endpoints, enrolment, launch, logs, main, metrics, outputs, tasks
 from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage
 from diamond.core.errors import NotFound
+from diamond.core.home import Home
 from diamond.core.jobs import Job
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
@@ -133,6 +134,20 @@ def test_stop_counts_in_good_english(
     assert asked == ["Stop 1 task?"]
 
 
+def test_stop_names_a_live_task_of_the_same_name(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(ended(name="train"), list=[ended(id="tsk_0", name="train", state=TaskState.RUNNING)])
+    assert call("stop", "train") == 0
+    assert "has ended already: SUCCEEDED\n  one of the same name has not: diamond stop tsk_0" in capsys.readouterr().err
+    assert call("stop", "tsk_1") == 0
+    assert "tsk_0" not in capsys.readouterr().err
+
+
+def test_show_has_what_squeue_calls_the_job(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(ended(jobs=(job(partition="gpu", scheduler_id="4711", hosts=("c1",)),)), metrics=[])
+    assert call("show", "train") == 0
+    assert "hpc c1  gpu 4711  job_1" in capsys.readouterr().out
+
+
 def test_unknown_metric_points_to_a_command(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     def curve(*args: Any, **options: Any) -> Curve:
         raise NotFound("no metric", hint="GET /api/v1/tasks/x/metrics lists what there is")
@@ -233,6 +248,19 @@ def test_endpoint_list_is_endpoint_ls(given: Given, capsys: pytest.CaptureFixtur
     listed = capsys.readouterr().out
     assert call("endpoint", "list") == 0
     assert capsys.readouterr().out == listed
+
+
+def test_check_forgets_errors_that_passed(tmp_path: Path) -> None:
+    log = tmp_path / "agents" / "local" / "agent.log"
+    log.parent.mkdir(parents=True)
+    lines = [
+        {"at": time.time(), "level": "error", "message": "the server refuses this agent"},
+        {"at": time.time(), "level": "info", "message": "connected to http://127.0.0.1:7421 as endpoint local"},
+    ]
+    log.write_text(json.dumps(lines[0]) + "\n")
+    assert [found.detail for found in check._agent_log(Home(tmp_path))] == ["last error: the server refuses this agent"]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not list(check._agent_log(Home(tmp_path)))
 
 
 def test_check_warns_of_endpoints(given: Given) -> None:

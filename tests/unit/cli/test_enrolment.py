@@ -97,8 +97,12 @@ def test_addresses_that_will_not_do(
 
 def test_an_address_that_is_none_changes_nothing(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     given()  # any call would fail
-    assert call("endpoint", "create", "hpc", "--url", "cluster:7421") == 2
-    assert "--url" in capsys.readouterr().err
+    for url in ("cluster:7421", "https://h/\nrm -r x", "https://h/\x1b[2J", "https://h/a b", "https://me:secret@h"):
+        assert call("endpoint", "create", "hpc", "--url", url) == 2, url
+        assert "--url" in capsys.readouterr().err
+    given(enrol=Enrolment(**{**vars(MADE), "url": "https://h/\x1b]0;x\x07"}))  # a server that says that of itself
+    assert call("endpoint", "enroll", "hpc") != 0
+    assert "\x1b" not in "".join(capsys.readouterr())
 
 
 def test_the_server_knows_its_address_best_but_the_user_better(

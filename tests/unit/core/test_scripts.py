@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from diamond.core import onefile
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir, read_exit, read_process_mark
 from diamond.core.scripts import ALREADY_STARTED, NOT_NEEDED, ScriptPlan, env_file, job_script
 
@@ -38,6 +39,7 @@ PLANS = {
         scheduler="slurm",
         chained=True,
         modules=("cuda/12.4", "it's"),
+        library="/home/me/it's/diamond-agent.pyz",
     ),
     "slurm_two_nodes.sh": ScriptPlan(
         job_id="job_05",
@@ -242,6 +244,19 @@ def test_slurm_warns_the_script_and_the_program_hears_of_it(
     record = read_exit(run_dir)
     assert record is not None
     assert (record.exit_code, record.more) == (code, more)
+
+
+def test_the_one_file_agent_lends_its_library(tmp_path: Path) -> None:
+    pyz = tmp_path / "it's.pyz"
+    pyz.write_bytes(onefile.build())
+    program = 'python3 -c "import diamond.train as t; t.log(step=1, loss=2.0); print(t.__file__)"'
+    run_dir = prepare(tmp_path / "r", program, envs={"PYTHONPATH": "/nowhere"})
+    plan = ScriptPlan(job_id="job_x", run_dir=str(run_dir.path), ranks_per_node=1, has_setup=False, library=str(pyz))
+    run_dir.script.write_text(job_script(plan))
+    env = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(run_dir.script)], capture_output=True, timeout=30, env=env)
+    assert done.stdout.decode().startswith(str(pyz)), done.stderr
+    assert b'"loss"' in run_dir.stream("metrics").read_bytes()
 
 
 def test_slurm_may_start_a_requeued_job_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def refused(facts: EndpointFacts = FACTS, **fields: Any) -> Obstacle:
     ("fields", "partition"),
     [
         ({"max_duration": "1h"}, "cpu"),  # the default one is too short and has GPUs
-        ({"resources": {"accelerators": "A100:4"}}, "debug"),
+        ({"resources": {"accelerators": "A100:4"}}, "gpu"),  # not the two minutes of the default one
+        ({"resources": {"accelerators": "A100:4"}, "max_duration": "1m"}, "debug"),
         ({"resources": {"accelerators": "A100:4"}, "max_duration": "1h"}, "gpu"),
         ({"resources": {"accelerators": "V100:1"}, "max_duration": "1h"}, "v100"),
         ({"resources": {"accelerators": "gpu:2"}, "max_duration": "2d", "slurm": {"partition": "v100"}}, "v100"),
@@ -71,10 +73,25 @@ def test_walltime_of_one_job() -> None:
     assert chosen(slurm={"partition": "cpu,v100"}, max_duration="3d").walltime_s == 7200  # either may be taken
 
 
+def test_the_explanation_has_the_time_a_job_gets() -> None:
+    short = chosen(resources={"accelerators": "A100:4"}, max_duration="1m")
+    assert "jobs up to 2m 00s, of which this one gets 1m 00s;" in short.why
+    assert "gpu has what it needs, jobs up to 1d 00h, of which this one gets 1h 00m" in (
+        chosen(resources={"accelerators": "A100:4"}, max_duration="1h").why
+    )
+
+
+def test_too_long_for_every_partition() -> None:
+    facts = replace(FACTS, partitions=tuple(one for one in PARTITIONS if one.name in ("debug", "gpu", "shut")))
+    obstacle = refused(facts, slurm={"time": "30d"})
+    assert obstacle.field == "slurm.time"
+    assert obstacle.text.startswith("no open partition allows so long a job (debug 2m 00s, gpu 1d 00h); a longer")
+
+
 @pytest.mark.parametrize(
     ("fields", "field", "says"),
     [
-        ({"resources": {"accelerators": "H100:8"}}, "resources.accelerators", "a100:4 in gpu"),
+        ({"resources": {"accelerators": "H100:8"}}, "resources.accelerators", "a100:4 in debug, gpu"),
         ({"resources": {"accelerators": "A100:8"}}, "resources.accelerators", "no partition has A100:8 a node"),
         ({"slurm": {"partition": "gqu"}}, "slurm.partition", "no partition gqu; there are debug, cpu, gpu"),
         ({"slurm": {"partition": "gpu", "time": "2d"}}, "slurm.time", "allows 1d 00h a job"),

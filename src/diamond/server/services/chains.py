@@ -97,6 +97,12 @@ def next_revision(session: Session, endpoint_id: str) -> int:
 def follow(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> set[str]:
     """Let the task follow its job, with the link behind it asked for or given up as need be; topics to wake."""
     topics = drop(ctx, session, lifecycle.follow_job(session, task, job, ctx.clock()))
-    if queue_ahead(ctx, session, task, job):
-        topics.add(f"endpoint:{job.endpoint_id}")
+    newest: JobRow | None = job
+    if job.attempt != task.attempt:
+        # The task may just have moved on to a job that was told to run before the one in front of it had ended.
+        session.flush()
+        asked = sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt == task.attempt)
+        newest = session.scalars(asked).one_or_none()
+    if newest is not None and queue_ahead(ctx, session, task, newest):
+        topics.add(f"endpoint:{newest.endpoint_id}")
     return topics

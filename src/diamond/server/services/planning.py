@@ -50,6 +50,10 @@ def place_task(
     if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
         # A chain goes on where its files are.
         rows = [row for row in rows if row.id == before.endpoint_id]
+        if not rows:
+            detail = "the endpoint that holds its files was removed"
+            lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail=detail)
+            return Placed(topics=[f"task:{task.id}", "events"])
     placement = place(spec, [_candidate(ctx, row) for row in rows])
     if placement.endpoint is None:
         if refuse_impossible:

@@ -288,8 +288,9 @@ def find_place(ctx: Context, user_id: str, task_id: str, asked: NewShell) -> Pla
             raise Unavailable(f"endpoint {endpoint.name} is offline", hint="try again when its agent is back")
         num_nodes = max(1, len(job.hosts))
         if asked.node >= num_nodes:
+            count = f"{num_nodes} nodes" if num_nodes > 1 else "one node"
             raise InvalidInput(
-                f"the job has {num_nodes} nodes; there is no number {asked.node}", hint="counted from 0", field="node"
+                f"the job has {count}; there is no number {asked.node}", hint="counted from 0", field="node"
             )
         return Place(
             task_id=task.id,

@@ -65,7 +65,7 @@ def create_many(
             specs.append(checked_spec(ctx, raw))
         except InvalidInput as error:
             raise _numbered(error, number) from error
-    done = _create_all(ctx, user_id, specs, keys)
+    done = _create_all(ctx, user_id, specs, keys, is_batch=True)
     return [task for task, _ in done], any(made for _, made in done)
 
 
@@ -75,10 +75,10 @@ def _numbered(error: InvalidInput, number: int) -> InvalidInput:
 
 
 def _create_all(
-    ctx: Context, user_id: str, specs: Sequence[TaskSpec], keys: Sequence[str | None]
+    ctx: Context, user_id: str, specs: Sequence[TaskSpec], keys: Sequence[str | None], *, is_batch: bool = False
 ) -> list[tuple[Task, bool]]:
     """Each task, and whether it was made now, in one transaction."""
-    hashes = [_hash(spec) for spec in specs]
+    hashes = [_hash(spec, len(specs) if is_batch else 0) for spec in specs]
     done: list[tuple[Task | str, bool]] = []
     topics: set[str] = set()
     try:
@@ -167,8 +167,10 @@ def _check_key(key: str) -> None:
         )
 
 
-def _hash(spec: TaskSpec) -> str:
-    return hashlib.sha256(json.dumps(encode(spec), sort_keys=True).encode()).hexdigest()
+def _hash(spec: TaskSpec, batch: int) -> str:
+    """What a key stands for: a spec, and of how large a batch it was part (0: of none)."""
+    text = json.dumps(encode(spec), sort_keys=True) + (f" of {batch}" if batch else "")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _lookup_key(session: Session, user_id: str, key: str | None, body_hash: str) -> str | None:

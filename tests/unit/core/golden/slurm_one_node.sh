@@ -37,6 +37,7 @@ enter() {
   export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED=0
   cd work || exit 73
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+  export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/it'"'"'s/diamond-agent.pyz'
 }
 
 # What this shell itself says of programs that are killed is noise in your log.

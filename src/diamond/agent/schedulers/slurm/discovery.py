@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import grp
 import json
 import logging
 import os
@@ -152,7 +153,7 @@ class Discovery:
             return False
         config = slurm_facts.parse_config(config_text)
         nodes = slurm_facts.parse_nodes(nodes_text)
-        partitions = slurm_facts.parse_partitions(partitions_text, nodes, config)
+        partitions = slurm_facts.parse_partitions(partitions_text, nodes, config, _own_groups())
         known = self._associations() if slurm_facts.has_accounting(config) else slurm_facts.Associations()
         facts = slurm_facts.facts_of(config=config, nodes=nodes, partitions=partitions, known=known)
         facts = replace(facts, hostname=self._blank.hostname, run_root=self._blank.run_root)
@@ -199,3 +200,12 @@ class Discovery:
     def _save(self, facts: EndpointFacts) -> None:
         with contextlib.suppress(OSError):
             write_atomic(self._cache, json.dumps(encode(facts)).encode())
+
+
+def _own_groups() -> frozenset[str]:
+    """Names of the groups this process belongs to."""
+    names = []
+    for number in {os.getegid(), *os.getgroups()}:
+        with contextlib.suppress(KeyError):
+            names.append(grp.getgrgid(number).gr_name)
+    return frozenset(names)

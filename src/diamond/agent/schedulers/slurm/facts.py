@@ -6,7 +6,7 @@ Sites write odd things into these: every value that makes no sense is left out, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from diamond.agent.schedulers.base import Submission
@@ -146,8 +146,14 @@ def _groups(nodes: Iterable[Node], limits: Mapping[str, str]) -> tuple[NodeGroup
     )
 
 
-def parse_partitions(text: str, nodes: Iterable[Node], config: Mapping[str, str]) -> tuple[Partition, ...]:
-    """`scontrol -a -o show partition`, with the nodes in each. Those only root may use are nobody's."""
+def parse_partitions(
+    text: str, nodes: Iterable[Node], config: Mapping[str, str], own_groups: Collection[str] | None = None
+) -> tuple[Partition, ...]:
+    """`scontrol -a -o show partition`, with the nodes in each.
+
+    Those only root may use are nobody's; those of groups that are not the user's (`own_groups`; None: not known) are
+    not the user's.
+    """
     lines = [raw for raw in map(parse_fields, text.splitlines()) if raw.get("PartitionName")]
     members: dict[str, list[Node]] = {}
     for node in nodes:
@@ -170,8 +176,12 @@ def parse_partitions(text: str, nodes: Iterable[Node], config: Mapping[str, str]
             groups=_groups(members.get(raw["PartitionName"], ()), raw),
         )
         for raw in lines
-        if raw.get("RootOnly") != "YES"
+        if raw.get("RootOnly") != "YES" and _lets_in(_names(raw.get("AllowGroups", "")), own_groups)
     )
+
+
+def _lets_in(allowed: tuple[str, ...], own_groups: Collection[str] | None) -> bool:
+    return not allowed or own_groups is None or any(group in own_groups for group in allowed)
 
 
 def _is_preemptible(
