@@ -5,7 +5,7 @@
 Needs what `testing/minihpc` needs (Linux, root, namespaces); Slurm 24.11 runs inside. The peers are installed on the
 first run, for the site's Python, into a folder outside the repository (`$DIAMOND_BENCH_PEERS`); a peer that cannot
 be had or fails is left out, and the result says what it said. Nothing else should use the machine meanwhile. The
-whole takes about twenty minutes, --quick about two minutes: only to see that everything works.
+whole takes about a quarter of an hour, --quick about two minutes: only to see that everything works.
 
 How the figures are taken: contenders take turns, with a random pause before each launch, since Slurm starts jobs in
 rounds and whoever always came right after one would always wait longest. Times are those the jobs write themselves
@@ -64,7 +64,7 @@ class Run:
     # Launch to first output
 
     def launches(self) -> None:
-        repetitions = {"diamond": 40, RAW: 40, BLOCKS: 8, BLOCK_UP: 10, "submitit": 12, "PSI/J": 20}
+        repetitions = {"diamond": 30, RAW: 30, BLOCKS: 5, BLOCK_UP: 8, "submitit": 8, "PSI/J": 15}
         if self.quick:
             repetitions = {"diamond": 5, RAW: 5, BLOCKS: 1, BLOCK_UP: 2, "submitit": 2, "PSI/J": 2}
         chance = random.Random(3)
@@ -141,7 +141,7 @@ class Run:
     # Many at once
 
     def submissions(self) -> None:
-        count, repetitions = (30, 1) if self.quick else (200, 3)
+        count, repetitions = (30, 1) if self.quick else (200, 2)
         rates: dict[str, list[float]] = {}
         backlog, one_by_one = [], []
         for _ in range(repetitions):
@@ -188,7 +188,7 @@ class Run:
         return answer
 
     def bursts(self) -> None:
-        count, repetitions = (30, 1) if self.quick else (200, 2)
+        count, repetitions = (30, 1) if self.quick else (200, 1)
         spans: dict[str, list[float]] = {}
         at_cluster: dict[str, list[float]] = {}
         for _ in range(repetitions):
@@ -225,7 +225,7 @@ class Run:
     # Many live
 
     def live(self) -> None:
-        count, changes, gap_s, followers = (40, 8, 1.5, 8) if self.quick else (500, 40, 1.5, 32)
+        count, changes, gap_s, followers = (40, 8, 1.5, 8) if self.quick else (500, 30, 1.5, 32)
         found = self.diamond.live(count, changes, gap_s, followers, num_killed=3 if self.quick else 10)
         peers = self._peers_live(count, changes, gap_s)
         self.site.clear()
@@ -264,7 +264,7 @@ class Run:
     def _peers_live(self, count: int, changes: int, gap_s: float) -> dict[str, tuple[list[float], float]]:
         """(lags of ends, queries a minute) of each peer that has jobs of its own."""
         found = {}
-        changes, rest_s = (4, 4) if self.quick else (30, 10)
+        changes, rest_s = (4, 4) if self.quick else (20, 5)
         for name, most in MOST_LIVE.items():
             self.site.clear()
             num = min(count, most)

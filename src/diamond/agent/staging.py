@@ -259,7 +259,12 @@ def _previous(order: JobOrder, path: Path) -> RunDir | None:
     if not order.continues or not is_id(order.continues, "job"):
         return None
     found = RunDir(path.parent / order.continues)
-    return found if found.work_root.is_dir() else None
+    if found.work_root.is_dir():
+        return found
+    if order.after:
+        # It may never start: without that directory it could not even tell that the task is over.
+        raise StagingFailed(Reason.STAGING_FAILED, f"the work directory of {order.continues} is gone")
+    return None
 
 
 def _write(path: Path, data: bytes) -> None:
