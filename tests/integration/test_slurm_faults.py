@@ -5,6 +5,7 @@ The judge is a ledger on the cluster's own file system, outside Diamond, and the
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -25,6 +26,7 @@ from testing.waiting import eventually
 TASKS = 200
 LINES = 30
 LEDGER = "/scratch/ledger"
+CUT_S = float(os.environ.get("DIAMOND_TEST_CUT_S", "8"))  # how long the line to the server is cut; 120 by hand
 
 
 def program(number: int) -> str:
@@ -73,7 +75,7 @@ def troubles(cluster: Cluster, chance: random.Random) -> list[Callable[[], None]
 
     def cut_link() -> None:
         site.network.cut()
-        time.sleep(8)
+        time.sleep(CUT_S)
         site.network.mend()
 
     def controller_away() -> None:
