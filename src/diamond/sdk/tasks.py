@@ -96,6 +96,9 @@ class Tasks:
         for number, spec in enumerate(specs):
             wanted = self.read(spec)
             given = dict(wanted.bundle_refs)
+            if not given:
+                ready.append(encode(wanted))
+                continue
             known = {target: refs[source] for target, source in given.items() if source in refs}
             wanted = self._with_refs(wanted, {**given, **known})
             try:

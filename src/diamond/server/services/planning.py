@@ -26,6 +26,7 @@ from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 
 _BATCH = 200
 _LOOK_AGAIN_S = 30.0
+_SNAPSHOT = "endpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +92,11 @@ def _add_job(
     now = ctx.clock()
     revision = next_revision(session, endpoint.id)
     # A job queued in advance and given up has a number too.
-    newest = session.execute(sa.select(sa.func.max(JobRow.attempt)).where(JobRow.task_id == task.id)).scalar_one()
-    task.attempt = (newest or 0) + 1
+    newest = 0
+    if task.attempt:
+        highest = sa.select(sa.func.max(JobRow.attempt)).where(JobRow.task_id == task.id)
+        newest = session.execute(highest).scalar_one() or 0
+    task.attempt = newest + 1
     task.endpoint_id = endpoint.id
     task.next_attempt_at = None
     task.pending_reason, task.expected_start_at = "", None
@@ -293,7 +297,14 @@ def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
     )
 
 
+def keep_snapshot(session: Session) -> None:
+    """Let every task of this transaction be placed by one look at the endpoints: a batch has many."""
+    session.info[_SNAPSHOT] = _endpoints(session)
+
+
 def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
+    if not lock and _SNAPSHOT in session.info:
+        return list(session.info[_SNAPSHOT])
     query = sa.select(EndpointRow).where(EndpointRow.removed_at.is_(None)).order_by(EndpointRow.name)
     return list(session.scalars(query.with_for_update() if lock else query).all())
 

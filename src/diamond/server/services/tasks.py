@@ -83,6 +83,8 @@ def _create_all(
     topics: set[str] = set()
     try:
         with ctx.db.write() as session:
+            if len(specs) > 1:
+                planning.keep_snapshot(session)
             for number, (spec, key, body_hash) in enumerate(zip(specs, keys, hashes, strict=True)):
                 # Looked up inside: of two requests at once, the second waits here for the first.
                 earlier = _lookup_key(session, user_id, key, body_hash)
