@@ -152,7 +152,7 @@ def test_put_back_into_the_queue_by_hand(scenes: Scenes) -> None:
 
 
 def test_follows_another_job(scenes: Scenes) -> None:
-    first = scenes.bench.submit("sleep 1; echo $(date +%s.%N) > ../mark; exit 3")
+    first = scenes.bench.submit("sleep 6; echo $(date +%s.%N) > ../mark; exit 3")
     second = scenes.bench.submit("echo then", after=first.name)
     third = scenes.bench.submit("echo last", after="job_nobody_knows")
     assert scenes.bench.result(third).reason == Reason.COMPLETED
