@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from testing.minihpc import memory
@@ -31,6 +31,7 @@ class Record:
     owner: tuple[int, int]
     init: tuple[int, int] = (0, 0)
     wire: tuple[int, int] = (0, 0)
+    numbering: str = field(default_factory=lambda: os.readlink("/proc/self/ns/pid"))  # where those ids mean something
 
 
 def folder() -> Path:
@@ -99,9 +100,13 @@ def clear(record: Record) -> None:
 
 
 def sweep() -> None:
-    """Clear sites whose owner is gone: a killed test run leaves folders, at worst."""
+    """Clear sites whose owner is gone: a killed test run leaves folders, at worst.
+
+    Only among processes counted as ours are: from another PID namespace, every owner would seem gone.
+    """
+    here = os.readlink("/proc/self/ns/pid")
     for record in running():
-        if not is_alive(record.owner):
+        if record.numbering == here and not is_alive(record.owner):
             clear(record)
 
 
