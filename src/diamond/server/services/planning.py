@@ -71,6 +71,13 @@ def place_task(
     return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
 
+def _one_job(left_s: int | None, choice: Choice) -> tuple[int | None, bool]:
+    """The time limit of the next job of a task that may run for `left_s`, and whether it needs more than that one."""
+    limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
+    is_longer = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
+    return min(limits, default=None), is_longer
+
+
 def _newest_job(session: Session, task: TaskRow) -> JobRow | None:
     if task.attempt == 0:
         return None
@@ -101,8 +108,7 @@ def _add_job(
     task.next_attempt_at = None
     task.pending_reason, task.expected_start_at = "", None
     session.flush()
-    limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
-    is_longer = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
+    limit_s, is_longer = _one_job(left_s, choice)
     goes_on = (
         before is not None and before.endpoint_id == endpoint.id and MEANINGS[Reason(before.reason or "LOST")].resumes
     )
@@ -114,7 +120,7 @@ def _add_job(
         state=JobState.PLANNED.value,
         desired=Desired.RUN.value,
         revision=revision,
-        time_limit_s=min(limits, default=None),
+        time_limit_s=limit_s,
         partition=choice.partition,
         gpu_type=choice.gpu_type,
         chained=is_longer or (before is not None and before.chained),
@@ -188,9 +194,7 @@ def _rescue(ctx: Context) -> int:
 
 def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: EndpointRow, choice: Choice) -> None:
     left_s = time_left(session, task, decode(TaskSpec, task.spec))
-    limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
-    job.time_limit_s = min(limits, default=None)
-    job.chained = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
+    job.time_limit_s, job.chained = _one_job(left_s, choice)
     job.partition, job.gpu_type, job.continues = choice.partition, choice.gpu_type, None
     job.revision = next_revision(session, target.id)
     job.endpoint_id = task.endpoint_id = target.id
@@ -225,8 +229,7 @@ def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
         _refuse(spec, placement)
     chosen = next((row for row in rows if row.name == placement.endpoint), None)
     facts = decode(EndpointFacts, chosen.facts) if chosen and chosen.facts else None
-    walltime_s = placement.choice.walltime_s
-    chained = walltime_s is not None and spec.max_duration is not None and spec.max_duration > walltime_s
+    limit_s, chained = _one_job(spec.max_duration, placement.choice)
     run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
     script = job_script(
         ScriptPlan(
@@ -257,9 +260,9 @@ def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
         "script": script,
         "files": files,
         "envs": envs,
-        "time_limit_s": min((limit for limit in (spec.max_duration, walltime_s) if limit is not None), default=None),
+        "time_limit_s": limit_s,
         "partition": placement.choice.partition,
-        "jobs": math.ceil(spec.max_duration / walltime_s) if chained and spec.max_duration and walltime_s else 1,
+        "jobs": math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
     }
 
 
