@@ -40,24 +40,28 @@ class Release:
     Attributes:
         suite: the Debian suite, which decides Slurm and Python.
         packages: what is installed from it.
+        variant: how much beside them, in mmdebstrap's words.
         extras: packages that only another suite has, and that suite: wanted, but a centre can do without.
     """
 
     suite: str
     packages: tuple[str, ...] = _BASE
+    variant: str = "apt"
     extras: tuple[str, ...] = ()
     extras_suite: str = ""
 
     @property
     def key(self) -> str:
-        contents = asdict(self) | {"packages": sorted(self.packages)}
+        contents = {key: value for key, value in asdict(self).items() if key != "variant" or value != "apt"}
+        contents["packages"] = sorted(self.packages)
         defining = json.dumps([RECIPE, platform.machine(), contents], sort_keys=True)
         return f"{self.suite}-{hashlib.sha256(defining.encode()).hexdigest()[:12]}"
 
 
 # Apptainer 1.4 is packaged in sid alone; it needs a libc of trixie's age, so the older centre has no containers.
 RELEASES = {
-    "trixie": Release(suite="trixie", extras=("apptainer",), extras_suite="sid"),  # Slurm 24.11, Python 3.13
+    # Slurm 24.11, Python 3.13
+    "trixie": Release(suite="trixie", packages=(*_BASE, "charliecloud"), extras=("apptainer",), extras_suite="sid"),
     "bookworm": Release(suite="bookworm"),  # Slurm 22.05, Python 3.11
 }
 
@@ -102,7 +106,7 @@ def get(release: str = "trixie") -> Rootfs:
     target = cache_dir() / wanted.key
     if found := _load(target):
         return found
-    with _locked(target.with_name(f"{target.name}.lock")):
+    with locked(target.with_name(f"{target.name}.lock")):
         if found := _load(target):
             return found
         try:
@@ -111,7 +115,7 @@ def get(release: str = "trixie") -> Rootfs:
             if not wanted.extras:
                 raise
             warning = f"{', '.join(wanted.extras)} could not be installed from {wanted.extras_suite}: {error}"
-        _say(f"WARNING: {warning}")
+        say(f"WARNING: {warning}")
         without = _incomplete(target)
         found = _load(without) or _build(release, replace(wanted, extras=(), extras_suite=""), without)
         return replace(found, warnings=(warning,))
@@ -143,22 +147,27 @@ def _load(path: Path) -> Rootfs | None:
     return Rootfs(path=path / "root", **facts)
 
 
-def _build(release: str, wanted: Release, target: Path) -> Rootfs:
-    began = time.monotonic()
+def bootstrap(wanted: Release, root: Path) -> None:
+    """Make a root file system at `root`. Raises RootfsError."""
     if (source := mirror()) is None:
         _call(["apt-get", "update", "-qq"], "apt-get update")  # apt knows whose archive is whose only after this
         source = mirror()
     if source is None:
         raise RootfsError("this machine's apt configuration names no Debian mirror")
+    _call(_mmdebstrap(wanted, source, root), "mmdebstrap")
+
+
+def _build(release: str, wanted: Release, target: Path) -> Rootfs:
+    began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     for left_over in target.parent.glob(f"{target.name}.*.part"):  # of a run that was killed; the lock is ours
         shutil.rmtree(left_over, ignore_errors=True)
-    _say(f"building the {wanted.suite} root file system for test sites in {target} (once; a minute or two)")
+    say(f"building the {wanted.suite} root file system for test sites in {target} (once; a minute or two)")
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".part", dir=target.parent))
     try:
         folder.chmod(0o755)
         root = folder / "root"
-        _call(_mmdebstrap(wanted, source, root), "mmdebstrap")
+        bootstrap(wanted, root)
         facts = {
             "release": release,
             "slurm": _package_version(root, "slurmctld"),
@@ -172,12 +181,12 @@ def _build(release: str, wanted: Release, target: Path) -> Rootfs:
         shutil.rmtree(folder, ignore_errors=True)
     found = _load(target)
     assert found is not None
-    _say(f"built in {time.monotonic() - began:.0f} s: Slurm {found.slurm}, Apptainer {found.apptainer or 'none'}")
+    say(f"built in {time.monotonic() - began:.0f} s: Slurm {found.slurm}, Apptainer {found.apptainer or 'none'}")
     return found
 
 
 def _mmdebstrap(wanted: Release, source: str, root: Path) -> list[str]:
-    argv = ["mmdebstrap", "--mode=root", "--variant=apt"]
+    argv = ["mmdebstrap", "--mode=root", f"--variant={wanted.variant}"]
     # Mirrors that are frozen snapshots carry Release files past their date, and so does sid at times.
     options = ['Acquire::Check-Valid-Until "false"', 'APT::Install-Recommends "false"', *_apt_options()]
     argv += [f"--aptopt={option}" for option in options]
@@ -219,16 +228,16 @@ def _call(argv: list[str], step: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"waiting for another run that builds {path.stem}")
+            say(f"waiting for another run that builds {path.stem}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(f"minihpc: {text}", file=sys.stderr, flush=True)

@@ -21,6 +21,8 @@ from diamond.server.services import lifecycle
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 
+_REVISIONS = "revisions"
+
 
 def time_left(session: Session, task: TaskRow, spec: TaskSpec) -> int | None:
     """Seconds the task may still run: max_duration bounds the task, not each job."""
@@ -87,7 +89,17 @@ def drop(ctx: Context, session: Session, jobs: list[JobRow]) -> set[str]:
 
 
 def next_revision(session: Session, endpoint_id: str) -> int:
-    """The endpoint's next desired-state number; its row stays locked until the commit, so they appear in order."""
+    """The endpoint's next desired-state number; its row stays locked until the commit, so they appear in order.
+
+    One transaction needs one: what it changes becomes visible together.
+    """
+    taken: dict[str, int] = session.info.setdefault(_REVISIONS, {})
+    if endpoint_id not in taken:
+        taken[endpoint_id] = _bump_revision(session, endpoint_id)
+    return taken[endpoint_id]
+
+
+def _bump_revision(session: Session, endpoint_id: str) -> int:
     bump = sa.update(EndpointRow).where(EndpointRow.id == endpoint_id).values(revision=EndpointRow.revision + 1)
     return session.execute(
         bump.returning(EndpointRow.revision), execution_options={"synchronize_session": False}

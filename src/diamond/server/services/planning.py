@@ -22,11 +22,12 @@ from diamond.planner.placement import Candidate, Placement, place
 from diamond.server.services import lifecycle
 from diamond.server.services.chains import next_revision, time_left
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, JobRow, TaskRow
+from diamond.server.store.models import EndpointRow, IdempotencyRow, JobRow, TaskRow
 
 _BATCH = 200
 _LOOK_AGAIN_S = 30.0
 _SNAPSHOT = "endpoints"
+_LATER = "later"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,6 @@ def _add_job(
     task.endpoint_id = endpoint.id
     task.next_attempt_at = None
     task.pending_reason, task.expected_start_at = "", None
-    session.flush()
     limit_s, is_longer = _one_job(left_s, choice)
     goes_on = (
         before is not None and before.endpoint_id == endpoint.id and MEANINGS[Reason(before.reason or "LOST")].resumes
@@ -131,9 +131,18 @@ def _add_job(
         run_dir="",
         hosts=[],
     )
-    session.add(job)
+    add_after_task(session, job)
     lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
     return job
+
+
+def add_after_task(session: Session, row: JobRow | IdempotencyRow) -> None:
+    """Add a row that points to a task added before it; of a batch, all tasks are written in one go, then the rest."""
+    if (kept := session.info.get(_LATER)) is not None:
+        kept.append(row)
+    else:
+        session.flush()
+        session.add(row)
 
 
 def run_due(ctx: Context) -> float | None:
@@ -300,9 +309,16 @@ def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
     )
 
 
-def keep_snapshot(session: Session) -> None:
-    """Let every task of this transaction be placed by one look at the endpoints: a batch has many."""
+def begin_batch(session: Session) -> None:
+    """Let every task of this transaction be placed by one look at the endpoints; to be ended by `end_batch`."""
     session.info[_SNAPSHOT] = _endpoints(session)
+    session.info[_LATER] = []
+
+
+def end_batch(session: Session) -> None:
+    session.flush()
+    session.add_all(session.info.pop(_LATER))
+    session.info.pop(_SNAPSHOT)
 
 
 def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:

@@ -84,11 +84,11 @@ def _create_all(
     try:
         with ctx.db.write() as session:
             if len(specs) > 1:
-                planning.keep_snapshot(session)
+                planning.begin_batch(session)
+            # Looked up inside: of two requests at once, the second waits here for the first.
+            known = _lookup_keys(session, user_id, keys, hashes)
             for number, (spec, key, body_hash) in enumerate(zip(specs, keys, hashes, strict=True)):
-                # Looked up inside: of two requests at once, the second waits here for the first.
-                earlier = _lookup_key(session, user_id, key, body_hash)
-                if earlier is not None:
+                if (earlier := known.get(key)) is not None:
                     done.append((earlier, False))
                     continue
                 try:
@@ -99,14 +99,16 @@ def _create_all(
                 if key is not None:
                     _remember_key(ctx, session, user_id, key, body_hash, task.id)
                 done.append((task, True))
+            if len(specs) > 1:
+                planning.end_batch(session)
             fault_point("server.creating")
     except exc.IntegrityError:
         # PostgreSQL: both requests got past the look-up; the key's uniqueness decided, and the other one won.
         with ctx.db.read() as session:
-            made = [_lookup_key(session, user_id, key, body) for key, body in zip(keys, hashes, strict=True)]
-        if None in made:
+            known = _lookup_keys(session, user_id, keys, hashes)
+        if not all(key in known for key in keys):
             raise
-        done, topics = [(task_id or "", False) for task_id in made], set()
+        done, topics = [(known[key], False) for key in keys], set()
     fault_point("server.created")
     ctx.hub.notify(*topics)
     return [(get(ctx, user_id, task) if isinstance(task, str) else task, made) for task, made in done]
@@ -150,9 +152,8 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
 
 
 def _remember_key(ctx: Context, session: Session, user_id: str, key: str, body_hash: str, task_id: str) -> None:
-    session.flush()
-    session.add(IdempotencyRow(owner_id=user_id, key=key, body_hash=body_hash, task_id=task_id, created_at=ctx.clock()))
-    session.flush()
+    row = IdempotencyRow(owner_id=user_id, key=key, body_hash=body_hash, task_id=task_id, created_at=ctx.clock())
+    planning.add_after_task(session, row)
 
 
 def _default_name(spec: TaskSpec) -> str:
@@ -175,19 +176,23 @@ def _hash(spec: TaskSpec, batch: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lookup_key(session: Session, user_id: str, key: str | None, body_hash: str) -> str | None:
-    if key is None:
-        return None
-    row = session.get(IdempotencyRow, (user_id, key))
-    if row is None:
-        return None
-    if row.body_hash != body_hash:
-        raise IdempotencyMismatch(
-            f"the key {key!r} was used before for another task ({row.task_id})",
-            hint="use a new key for a new task",
-            field="Idempotency-Key",
-        )
-    return row.task_id
+def _lookup_keys(
+    session: Session, user_id: str, keys: Sequence[str | None], hashes: Sequence[str]
+) -> dict[str | None, str]:
+    """What was made with those of the keys that were used before."""
+    wanted = {key: body_hash for key, body_hash in zip(keys, hashes, strict=True) if key is not None}
+    if not wanted:
+        return {}
+    query = sa.select(IdempotencyRow).where(IdempotencyRow.owner_id == user_id, IdempotencyRow.key.in_(list(wanted)))
+    rows = session.scalars(query).all()
+    for row in rows:
+        if row.body_hash != wanted[row.key]:
+            raise IdempotencyMismatch(
+                f"the key {row.key!r} was used before for another task ({row.task_id})",
+                hint="use a new key for a new task",
+                field="Idempotency-Key",
+            )
+    return {row.key: row.task_id for row in rows}
 
 
 def plan(ctx: Context, user_id: str, raw_spec: object) -> dict[str, Any]:
