@@ -90,6 +90,12 @@ class EndpointFacts:
     site_name: str = ""
     queues_ahead: bool = False  # whether the next job of a chain may wait in the queue behind the running one
     allows_shells: bool = True
+    architecture: str = ""  # as uname -m says
+    builders: tuple[str, ...] = ()  # ways to make images that work here and that the policy file allows, best first
+    builds: str = ""  # where they may run: "login", "batch", "any"; "off" or empty: nowhere
+    image_root: str = ""  # where images lie
+    image_bytes: int = 0
+    layer_bytes: int = 0  # kept steps of builds, which can be pruned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ class Reason(StrEnum):
     DISK_FULL = "DISK_FULL"
     STAGING_FAILED = "STAGING_FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
+    IMAGE_MISSING = "IMAGE_MISSING"
+    IMAGE_FAILED = "IMAGE_FAILED"
     PREEMPTED = "PREEMPTED"
     NODE_FAIL = "NODE_FAIL"
     REJECTED = "REJECTED"
@@ -90,6 +92,18 @@ MEANINGS: dict[Reason, Meaning] = {
         outcome="FAILED",
         retryable=True,
         sentence="The scheduler accepted the job but its script could not be started on the node.",
+    ),
+    Reason.IMAGE_MISSING: Meaning(
+        outcome="FAILED",
+        retryable=True,
+        sentence="The image the task runs in was not where it should be on the endpoint; launch again, and it is built "
+        "or copied there anew.",
+    ),
+    Reason.IMAGE_FAILED: Meaning(
+        outcome="FAILED",
+        retryable=False,
+        sentence="The image the task should run in could not be built or brought to the endpoint; the detail says why. "
+        "Mend the recipe and launch again.",
     ),
     Reason.PREEMPTED: Meaning(
         outcome="FAILED",

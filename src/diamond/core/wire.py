@@ -11,6 +11,7 @@ import base64
 from dataclasses import dataclass, field
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
+from diamond.core.images import ImageUse, ImageWork
 from diamond.core.reasons import Reason
 from diamond.core.shells import ShellOrder
 from diamond.core.states import Desired, JobState
@@ -65,6 +66,8 @@ class JobOrder:
     continues: str = ""
     after: str = ""
     user: str = ""  # who asked, for the endpoint's policy and records
+    image: ImageUse | None = None  # what it runs in; None: the endpoint's own system
+    work: ImageWork | None = None  # a job that looks after images; its spec holds only what schedulers need
 
 
 @dataclass(frozen=True, kw_only=True)
