@@ -201,7 +201,7 @@ def test_removing_keeps_records_frees_the_name_and_spares_live_jobs(ctx: Context
     assert tasks.get(ctx, user_id, live.id).reason is Reason.LOST
     kept = tasks.get(ctx, user_id, done.id)
     assert (kept.state, kept.endpoint) == (TaskState.SUCCEEDED, "cluster (removed)")
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(Unauthenticated, match="was removed"):
         holder(ctx, token)
     with pytest.raises(NotFound):
         endpoints.get(ctx, user_id, "cluster")

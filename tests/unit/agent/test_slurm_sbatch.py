@@ -36,6 +36,14 @@ def test_the_plainest_job() -> None:
     ]
 
 
+def test_what_a_site_refuses_is_left_unsaid() -> None:
+    asked = job(gpus=4, mem_bytes=3 * MIB, slurm=SlurmOptions(gres="nvme:1"))
+    said = sbatch_argv(asked, refuses=("--mem", "--gres"))
+    assert not any(word.startswith("--mem") for word in said)
+    assert "--gres=nvme:1" in said, "what the author wrote is not taken away"
+    assert "--gres=gpu:4" not in sbatch_argv(job(gpus=4), refuses=("--gres",))
+
+
 def test_everything_at_once() -> None:
     options = SlurmOptions(
         partition="ignored",

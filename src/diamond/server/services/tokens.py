@@ -12,7 +12,7 @@ from diamond.core.enrolment import new_token, token_hash
 from diamond.core.errors import Unauthenticated
 from diamond.core.ids import new_id
 from diamond.server.services.context import Context
-from diamond.server.store.models import TokenRow
+from diamond.server.store.models import EndpointRow, TokenRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,12 @@ def authenticate(ctx: Context, token: str) -> Identity:
     with ctx.db.read() as session:
         row = session.scalars(sa.select(TokenRow).where(TokenRow.hash == hash_token(token))).one_or_none()
         if row is not None and row.revoked_at is not None and row.endpoint_id is not None:
+            endpoint = session.get(EndpointRow, row.endpoint_id)
+            if endpoint is not None and endpoint.removed_at is not None:
+                raise Unauthenticated(
+                    "the endpoint this agent spoke for was removed",
+                    hint="stop it (`diamond agent stop`); to use this machine again: `diamond endpoint create NAME`",
+                )
             raise Unauthenticated(
                 "this agent's token was revoked",
                 hint="its jobs go on; to let it speak again, enrol it anew: `diamond endpoint enroll NAME`",

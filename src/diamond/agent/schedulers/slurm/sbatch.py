@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,8 +26,14 @@ _MAX_NICE = 2_000_000_000
 _OWN_DEFAULTS = ("SBATCH_ACCOUNT", "SBATCH_QOS")
 
 
-def sbatch_argv(job: Submission, *, after_id: str = "") -> list[str]:
-    """What submits this job; `after_id` is the Slurm job that must be over first."""
+def sbatch_argv(job: Submission, *, after_id: str = "", refuses: Collection[str] = ()) -> list[str]:
+    """What submits this job.
+
+    Args:
+        after_id: the Slurm job that must be over first.
+        refuses: options for which this site turns jobs away (it hands out whole nodes). What Diamond itself would say
+            with them is left unsaid; what the task's author says in so many words is not.
+    """
     asked = job.slurm
     argv = [
         "sbatch",
@@ -42,10 +48,10 @@ def sbatch_argv(job: Submission, *, after_id: str = "") -> list[str]:
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cpus}",
     ]
-    if job.mem_bytes:
+    if job.mem_bytes and "--mem" not in refuses:
         argv.append(f"--mem={math.ceil(job.mem_bytes / _MIB)}M")
     gres = []
-    if job.gpus:
+    if job.gpus and "--gres" not in refuses:
         gres.append(f"gpu:{job.gpu_type}:{job.gpus}" if job.gpu_type else f"gpu:{job.gpus}")
     if asked.gres:
         gres.append(asked.gres)
