@@ -69,6 +69,7 @@ class StageRecord:
     title: str
     seconds: float = 0.0
     state: str = "done"  # "done", "kept" (from an earlier build), "running", "failed", "waiting"
+    key: str = ""  # of the layer it made, so that pruning spares what images were made of
 
 
 @dataclass(frozen=True, kw_only=True)

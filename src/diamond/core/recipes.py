@@ -20,24 +20,32 @@ from diamond.core.bundles import MAX_COMPONENT_BYTES, MAX_PATH_BYTES, is_bundle_
 from diamond.core.codec import decode, encode
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput, TooLarge
-from diamond.core.tasks import parse_envs, parse_script, parse_source
+from diamond.core.fields import parse_envs, parse_script, parse_source
 
 MAX_PACKAGES = 2000
 MAX_LINE = 1000
+MAX_LIST_CHARS = 4_000_000  # of a whole list: reading more would keep a server busy for seconds
+MAX_PIP_LINE = 20_000  # a requirement with the hashes of all its wheels
 MAX_LABELS = 200
 MAX_NAME = 64
 BUILDERS = ("apptainer", "charliecloud", "podman", "docker", "venv")
 DEFAULT_TIME_LIMIT_S = 2 * 3600
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-# Debian's and RPM's package names, with an optional version as apt writes it (name=1.2-3) or a glob-free RPM one.
-_SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,126}(?::[a-z0-9]{1,20})?(?:=[A-Za-z0-9.+:~-]{1,120})?")
+# Debian's and RPM's package names, with an optional version as apt writes it (name=1.2-3) or a glob-free RPM one. None
+# ends with a minus: "bash-" is how apt is told to remove bash.
+_SYSTEM = re.compile(r"(?!.*-$)[A-Za-z0-9][A-Za-z0-9+._-]{0,126}(?::[a-z0-9]{1,20})?(?:=[A-Za-z0-9.+:~-]{1,120})?")
 _CONDA = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}(?:[ ]?[=<>!~]{1,2}[ ]?[A-Za-z0-9.*+!_,|<>= -]{1,120})?")
 _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/~-]{0,300}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 _DOCKER = re.compile(r"docker://[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}")
-_IMAGE = re.compile(r"image:(?P<name>[A-Za-z0-9._-]{1,64})(?:@(?P<digest>sha256:[0-9a-f]{64}))?")
+# Another user's image is named with its owner: image:OWNER/NAME
+_IMAGE = re.compile(
+    r"image:(?:[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}/)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:@sha256:[0-9a-f]{64})?"
+)
 _SUGGESTED = re.compile(r"suggested:[a-z0-9-]{1,40}")
+# Never the name of an image in a registry, however much "suggested:PyTorch" looks like one with a tag.
+_SCHEMES = ("docker:", "image:", "suggested:", "oci-archive:", "docker-archive:")
 # What pip would read as an order to itself rather than as a package. A package index is the endpoint's own setting.
 _PIP_OPTIONS = re.compile(r"-")
 
@@ -63,7 +71,7 @@ def parse_base(raw: object) -> str:
     if path.startswith("/"):
         _check_absolute(path, "the base")
         return text
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9._-]+)?", text):
+    if not text.startswith(_SCHEMES) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9._-]+)?", text):
         return parse_base(f"docker://{text}")  # "python:3.12-slim", as people write it
     raise InvalidInput(
         f"{text[:80]!r} is not a base",
@@ -88,18 +96,20 @@ def _check_absolute(path: str, what: str) -> str:
     return "/" + "/".join(parts)
 
 
-def _lines(raw: object) -> list[str]:
+def _lines(raw: object, longest: int = MAX_LINE) -> list[str]:
     """A list of lines, or one text of several, without blank lines and comments."""
     if isinstance(raw, str):
         raw = raw.splitlines()
     if not isinstance(raw, list | tuple) or not all(isinstance(item, str) for item in raw):
         raise ValueError("must be a list of lines of text")
+    if (size := sum(map(len, raw)) + len(raw)) > MAX_LIST_CHARS:
+        raise TooLarge(f"is {size} characters long; at most {MAX_LIST_CHARS} are allowed")
     lines = []
     for number, item in enumerate(raw):
         for one in item.splitlines() or [""]:
             text = re.sub(r"(^|\s)#.*$", "", one).strip()
-            if len(text) > MAX_LINE:
-                raise TooLarge(f"is {len(text)} characters long; at most {MAX_LINE} are allowed", field=f"[{number}]")
+            if len(text) > longest:
+                raise TooLarge(f"is {len(text)} characters long; at most {longest} are allowed", field=f"[{number}]")
             if not text.isprintable():
                 raise InvalidInput(f"{text[:80]!r} contains control characters", field=f"[{number}]")
             if text:
@@ -122,7 +132,7 @@ def _matching(form: re.Pattern[str], what: str, hint: str) -> Any:
 
 def parse_pip(raw: object) -> tuple[str, ...]:
     """Requirement lines as pip takes them, without its options."""
-    lines = _lines(raw)
+    lines = _lines(raw, MAX_PIP_LINE)
     for line in lines:
         if _PIP_OPTIONS.match(line):
             raise InvalidInput(
@@ -188,6 +198,7 @@ class Recipe:
         system: packages of the base's own distribution (apt, dnf or apk).
         conda: packages from `channels`, into an environment that is the image's default Python.
         pip: requirement lines, for that same Python.
+        constraints: requirement lines that restrict versions of what is installed, and install nothing themselves.
         files: absolute path in the image: what to put there.
         envs: variables that are set in every task that runs in the image, unless the task sets them itself.
         build: shell commands, run by bash -e (sh -e where there is no bash) after all else is installed.
@@ -209,6 +220,7 @@ class Recipe:
         default=("conda-forge",), metadata=_matching(_CHANNEL, "a conda channel", "write a name or an address")
     )
     pip: tuple[str, ...] = field(default=(), metadata={"parse": parse_pip})
+    constraints: tuple[str, ...] = field(default=(), metadata={"parse": parse_pip})
     files: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_files})
     envs: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_envs})
     build: str | None = field(default=None, metadata={"parse": parse_script})
@@ -290,7 +302,7 @@ def stages(recipe: Recipe, *, builder: str, base_key: str = "", pins: Mapping[st
     parts: list[tuple[str, Any]] = [
         ("system", recipe.system),
         ("conda", (recipe.conda, recipe.channels) if recipe.conda else ()),
-        ("pip", recipe.pip),
+        ("pip", (recipe.pip, recipe.constraints) if recipe.pip else ()),
         ("commands", (recipe.files, recipe.build, recipe.envs) if recipe.files or recipe.build else ()),
     ]
     for name, contents in parts:

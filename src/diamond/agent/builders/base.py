@@ -22,6 +22,7 @@ from diamond.core.images import ImageWork, Lock
 from diamond.core.recipes import Recipe, Stage
 
 TAIL_LINES = 200
+STOP_S = 10
 
 # Settings of the endpoint that builds need to reach package indexes; passed on into every build.
 NETWORK_ENVS = (
@@ -72,22 +73,34 @@ class Commands:
             )  # fmt: skip
         except OSError as error:
             raise CommandFailed(argv, 127, f"{argv[0]}: {error.strerror}") from error
-        assert self._child.stdout is not None
-        for raw in self._child.stdout:
-            if not quiet:
-                sys.stdout.buffer.write(raw)
-                sys.stdout.buffer.flush()
-            lines.append(raw.decode(errors="replace").rstrip("\n"))
-        code = self._child.wait()
-        self._child = None
+        try:
+            assert self._child.stdout is not None
+            for raw in self._child.stdout:
+                if not quiet:
+                    sys.stdout.buffer.write(raw)
+                    sys.stdout.buffer.flush()
+                lines.append(raw.decode(errors="replace").rstrip("\n"))
+            code = self._child.wait()
+        finally:
+            self.stop()
         if code:
             raise CommandFailed(argv, code, "\n".join(lines))
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """End the program that runs now, if one does. From a signal handler."""
-        if self._child is not None and self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
+        """End the program that runs now, if one does, and wait until it is gone: what it works on is removed next."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +110,9 @@ class BuildContext:
     Attributes:
         folder: private to this build, empty at its start, removed at its end; builders put anything there.
         inputs: folder with the recipe's text as files, written by the driver: `system.txt`, `conda.txt`,
-            `channels.txt`, `requirements.txt`, `constraints.txt` (only with pins), `env.sh`, `commands.sh`, `test.sh`,
-            and `files/`, a tree that mirrors what goes to `/` of the image. Every file is there, if need be empty.
+            `channels.txt`, `requirements.txt`, `constraints.txt` (the recipe's, and the pins), `env.sh`, `commands.sh`,
+            `test.sh`, `runner.sh` (runner.RUNNER: runs one of those two and names the line that failed), and `files/`,
+            a tree that mirrors what goes to `/` of the image. Every file is there, if need be empty.
         network: variables that reach package indexes (see NETWORK_ENVS), for inside the build.
         tmp: for large temporary files of the tools.
     """
@@ -146,7 +160,8 @@ class Builder(Protocol):
     def make(self, stage: Stage, previous: Path | None, target: Path, ctx: BuildContext) -> None:
         """Make the layer of `stage` at `target`, which does not exist yet, from the layer before (None for the base).
 
-        `previous` must come out unchanged: other builds use it too.
+        `previous` must come out unchanged: other builds use it too. A builder that goes on in a folder of its own may
+        leave `target` out where keeping the layer is not worth its time; it is still given as the next `previous`.
 
         Raises:
             CommandFailed, BuildProblem.
