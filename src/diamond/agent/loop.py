@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.cache import Cache
+from diamond.agent.image_jobs import forget_payloads
 from diamond.agent.journal import Journal, Record
 from diamond.agent.outputs import Collector, OutputsStopped
 from diamond.agent.policy import PolicyFile
@@ -115,11 +116,11 @@ class Loop:
 
         def act() -> None:
             self._write([Record(job_id=job.job_id, phase="delivered") for job in jobs])
+            self._delivered |= {job.job_id: job.result for job in jobs if job.result is not None}
             for job in jobs:
-                if job.result is not None:
-                    self._delivered[job.job_id] = job.result
                 self._seen.pop(job.job_id, None)
             self._scheduler.forget(job.job_id for job in jobs)
+            forget_payloads(job.run_dir for job in jobs if job.order.work is not None)
 
         # Out of the reporter's sight at once; the rest in this thread, behind what it may still be doing with them.
         self._table.remove(jobs)
@@ -225,7 +226,7 @@ class Loop:
                 job.result = verdict(job, Reason.LOST, "its run directory cannot be read; it may have run")
             elif job.is_cancelled:
                 job.result = verdict(job, Reason.CANCELLED, "cancelled before it started")
-            elif refusal := self._policy.policy.refusal(order):
+            elif refusal := self._policy.refusal(order):
                 job.result = verdict(job, Reason.REJECTED, refusal)
             else:
                 job.report = JobReport(job_id=job.job_id, state=JobState.STAGING, run_dir=str(job.run_dir))
@@ -281,7 +282,7 @@ class Loop:
             job = self._to_stage.popleft()
             if job.phase != Phase.ACCEPTED:
                 continue
-            if job.order.spec.bundle_refs:
+            if job.order.spec.bundle_refs or job.order.image is not None:
                 self._staging.submit(self._stage_slowly, job)
             else:
                 self._staged(job, self._try_stage(job))
@@ -372,8 +373,8 @@ class Loop:
         outputs: tuple[Output, ...] = ()
         work = RunDir(job.run_dir).work_root
         try:
-            limit = self._policy.policy.max_output_bytes
-            outputs, notes = self._collector.collect(work, job.order.spec.outputs, limit)
+            most = self._policy.policy.output_limit(job.order)
+            outputs, notes = self._collector.collect(work, job.order.spec.outputs, most)
         except OutputsStopped:
             return
         except Exception as error:
@@ -387,8 +388,7 @@ class Loop:
         self._write([Record(job_id=job.job_id, phase="finished", result=result) for job, result in results])
         for job, result in results:
             self._table.set_result(job, result)
-        orphans = [job for job, _ in results if job.is_orphan]
-        if orphans:  # nobody to tell
+        if orphans := [job for job, _ in results if job.is_orphan]:  # nobody to tell
             self.delivered(orphans)
 
     # Storage

@@ -27,6 +27,7 @@ from diamond.agent.cache import Cache
 from diamond.agent.config import instance_of
 from diamond.agent.credentials import Credentials
 from diamond.agent.gpus import GpuMonitor
+from diamond.agent.image_jobs import Surroundings
 from diamond.agent.journal import Journal
 from diamond.agent.link import Link
 from diamond.agent.lock import LOCK_FILE, held
@@ -43,7 +44,7 @@ from diamond.agent.session import Session
 from diamond.agent.shells import Shells
 from diamond.agent.site_facts import SiteWatch
 from diamond.agent.staging import Stager
-from diamond.agent.table import JobTable
+from diamond.agent.table import JobTable, Tracked
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import InstallationProblem
 
@@ -110,7 +111,8 @@ class Agent:
         self._journal = Journal(home / "journal.jsonl")
         self._scheduler = (scheduler or choose(None, home))(jobs_dir)
         cache = Cache(home / "cache", self._link)
-        self._stager = Stager(cache=cache, stop=self._stop, scheduler=self._scheduler.capacity().scheduler)
+        kind = self._scheduler.capacity().scheduler
+        self._stager = Stager(cache=cache, stop=self._stop, scheduler=kind, around=self._around)
         self._loop = Loop(
             jobs_dir=jobs_dir,
             scheduler=self._scheduler,
@@ -144,7 +146,7 @@ class Agent:
             stop=self._stop,
             table=self._table,
             usage=self._usage,
-            on_delivered=self._loop.delivered,
+            on_delivered=self._delivered,
         )
         self._table.on_news = self._reporter.wake
         source = self._scheduler
@@ -154,6 +156,7 @@ class Agent:
         self._site = SiteWatch(
             home,
             run_root=jobs_dir,
+            image_root=lambda: self._policy.image_root,
             cluster_name=lambda: str(getattr(source, "cluster_name", "")),
             on_change=self._say_again,
         )
@@ -193,6 +196,20 @@ class Agent:
         self._session.greet_again()
         self._reporter.wake()
 
+    def _delivered(self, jobs: list[Tracked]) -> None:
+        self._loop.delivered(jobs)
+        if any(job.order.work is not None for job in jobs):
+            self._site.look_again()  # there are other images than before
+
+    def _around(self) -> Surroundings:
+        policy, site = self._policy.policy, self._site.facts
+        return Surroundings(
+            image_root=self._policy.image_root,
+            binds=policy.binds((*site.binds, *(place.path for place in site.filesystems))),
+            modules=site.container_modules,
+            max_image_bytes=policy.max_image_bytes or 0,
+        )
+
     def _facts(self) -> EndpointFacts:
         policy = self._policy.policy
         site = self._site.facts
@@ -207,6 +224,11 @@ class Agent:
             site=site.site,
             site_name=site.site_name,
             allows_shells=isinstance(self._scheduler, HasShells),
+            architecture=platform.machine(),
+            builders=site.builders,
+            image_root=str(self._policy.image_root),
+            image_bytes=site.image_bytes,
+            layer_bytes=site.layer_bytes,
         )
         return policy.filter_facts(facts)
 

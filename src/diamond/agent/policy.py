@@ -11,15 +11,17 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from diamond.agent import image_policy
+from diamond.agent.patterns import is_under, listed, matches
 from diamond.core.codec import decode
 from diamond.core.compat import tomllib
 from diamond.core.durations import format_duration, parse_duration
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import InstallationProblem, InvalidInput
+from diamond.core.recipes import BUILDERS
 from diamond.core.resources import Resources, parse_memory
 from diamond.core.sbatch.layout import split_gres
 from diamond.core.tasks import TaskSpec
@@ -27,6 +29,7 @@ from diamond.core.wire import JobOrder
 
 log = logging.getLogger(__name__)
 _GIB = 1024**3
+_ANY_BYTES = 2**62
 UNKNOWN_USER = "unknown"  # what rules call somebody of whom the server says no name
 # Options of sbatch that get more than the fields of a task say, by the limit they would get around.
 _GETS_CPUS = (
@@ -84,6 +87,23 @@ def _folders(raw: object) -> tuple[str, ...]:
     return folders
 
 
+def _folder(raw: object) -> str:
+    return _folders([raw])[0]
+
+
+def _place_of_builds(raw: object) -> str:
+    if raw not in image_policy.BUILD_PLACES:
+        raise ValueError(f"must be one of {', '.join(image_policy.BUILD_PLACES)}, not {str(raw)[:40]!r}")
+    return str(raw)
+
+
+def _builders(raw: object) -> tuple[str, ...]:
+    for name in (names := _names(raw)):
+        if not any(matches(builder, [name]) for builder in BUILDERS):
+            raise ValueError(f"{name[:40]!r} is none of {', '.join(BUILDERS)}")
+    return names
+
+
 def _rule(parse: Callable[[object], Any], default: Any = None, show: Callable[[Any], str] = str) -> Any:
     return field(default=default, metadata={"parse": parse, "show": show})
 
@@ -96,10 +116,6 @@ def show_bytes(num_bytes: int) -> str:
             return f"{amount:.4g} {unit}"
         amount /= 1024
     return f"{amount:.4g} TiB"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names) if names else "none"
 
 
 def _hours_text(hours: float) -> str:
@@ -121,57 +137,72 @@ class Policy:
     max_memory: int | None = _rule(_bytes, show=show_bytes)  # bytes per node
     max_gpu_hours: float | None = _rule(_hours, show=_hours_text)  # per job
     max_concurrent_jobs: int | None = _rule(_number)
-    allowed_users: tuple[str, ...] | None = _rule(_names, show=_listed)
-    allowed_accounts: tuple[str, ...] | None = _rule(_names, show=_listed)
-    denied_accounts: tuple[str, ...] = _rule(_names, (), _listed)
-    allowed_partitions: tuple[str, ...] | None = _rule(_names, show=_listed)
-    denied_partitions: tuple[str, ...] = _rule(_names, (), _listed)
-    allowed_qos: tuple[str, ...] | None = _rule(_names, show=_listed)
-    allowed_extra: tuple[str, ...] | None = _rule(_options, show=_listed)
-    allowed_envs: tuple[str, ...] | None = _rule(_names, show=_listed)
-    denied_envs: tuple[str, ...] = _rule(_names, (), _listed)
+    allowed_users: tuple[str, ...] | None = _rule(_names, show=listed)
+    allowed_accounts: tuple[str, ...] | None = _rule(_names, show=listed)
+    denied_accounts: tuple[str, ...] = _rule(_names, (), listed)
+    allowed_partitions: tuple[str, ...] | None = _rule(_names, show=listed)
+    denied_partitions: tuple[str, ...] = _rule(_names, (), listed)
+    allowed_qos: tuple[str, ...] | None = _rule(_names, show=listed)
+    allowed_extra: tuple[str, ...] | None = _rule(_options, show=listed)
+    allowed_envs: tuple[str, ...] | None = _rule(_names, show=listed)
+    denied_envs: tuple[str, ...] = _rule(_names, (), listed)
     containers_only: bool = _rule(_flag, False, _flag_text)
-    path_roots: tuple[str, ...] | None = _rule(_folders, show=_listed)
+    path_roots: tuple[str, ...] | None = _rule(_folders, show=listed)
     queue_ahead: bool = _rule(_flag, True, _flag_text)
     allow_shells: bool = _rule(_flag, True, _flag_text)
+    builds: str = _rule(_place_of_builds, "any")  # where images are built
+    allowed_builders: tuple[str, ...] | None = _rule(_builders, show=listed)
+    allowed_bases: tuple[str, ...] | None = _rule(_names, show=listed)
+    max_build_time: int | None = _rule(parse_duration, show=format_duration)  # seconds
+    max_image_bytes: int | None = _rule(_bytes, show=show_bytes)
+    image_root: str | None = _rule(_folder)  # where images lie
+    image_binds: tuple[str, ...] = _rule(_folders, (), listed)  # what containers see, beside what they see anyway
     keep_finished: int = _rule(parse_duration, 7 * 86400, format_duration)  # seconds
     max_output_bytes: int = _rule(_bytes, _GIB, show_bytes)  # per task
     cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes)
 
-    def refusal(self, order: JobOrder) -> str:
-        """The rule an order breaks, its value and what was asked; empty when it is allowed."""
-        for broken in self._broken(order):
+    def refusal(self, order: JobOrder, image_root: str = "") -> str:
+        """The rule an order breaks, its value and what was asked; empty when it is allowed.
+
+        Args:
+            image_root: where images lie.
+        """
+        if wrong := image_policy.malformed(order):
+            return wrong
+        for broken in self._broken(order, image_root):
             return f"policy.toml: {broken}"
         return ""
 
-    def _broken(self, order: JobOrder) -> Iterator[str]:
+    def _broken(self, order: JobOrder, image_root: str) -> Iterator[str]:
+        yield from self._named("allowed_users", (order.user or UNKNOWN_USER,), "the task is of user {}")
+        yield from image_policy.broken(self, order, image_root)
+        if image_policy.runs_beside(order):
+            return  # it takes nothing of the batch scheduler's, and no words of a user's
         yield from self._who(order)
         yield from self._how_much(order)
         yield from self._what(order.spec)
 
     def _who(self, order: JobOrder) -> Iterator[str]:
         slurm = order.spec.slurm
-        user = order.user or UNKNOWN_USER
         partitions = tuple(name for name in (order.partition or slurm.partition or "").split(",") if name)
-        yield from self._named("allowed_users", (user,), "the task is of user {}")
         # Without a name Slurm takes a default that only it knows, which may be any.
         yield from self._named("allowed_accounts", (slurm.account or "",), "the task charges {}", "slurm.account")
         yield from self._named("allowed_partitions", partitions or ("",), "the task asks for {}", "slurm.partition")
         yield from self._named("allowed_qos", (slurm.qos,) if slurm.qos else (), "the task asks for {}")
-        if slurm.account and _matches(slurm.account.lower(), [name.lower() for name in self.denied_accounts]):
+        if slurm.account and matches(slurm.account.lower(), [name.lower() for name in self.denied_accounts]):
             # In capitals it is the same account to Slurm.
-            yield f"denied_accounts = {_listed(self.denied_accounts)}, the task asks for {slurm.account}"
+            yield f"denied_accounts = {listed(self.denied_accounts)}, the task asks for {slurm.account}"
         for name in partitions:
-            if _matches(name, self.denied_partitions):
-                yield f"denied_partitions = {_listed(self.denied_partitions)}, the task asks for {name}"
+            if matches(name, self.denied_partitions):
+                yield f"denied_partitions = {listed(self.denied_partitions)}, the task asks for {name}"
 
     def _named(self, rule: str, names: Iterable[str], text: str, field_name: str = "") -> Iterator[str]:
         allowed = getattr(self, rule)
         for name in names if allowed is not None else ():
             if not name:
-                yield f"{rule} = {_listed(allowed)}, the task names none (set {field_name})"
-            elif not _matches(name, allowed):
-                yield f"{rule} = {_listed(allowed)}, {text.format(name)}"
+                yield f"{rule} = {listed(allowed)}, the task names none (set {field_name})"
+            elif not matches(name, allowed):
+                yield f"{rule} = {listed(allowed)}, {text.format(name)}"
 
     def _how_much(self, order: JobOrder) -> Iterator[str]:
         spec, needs = order.spec, order.spec.resources
@@ -216,29 +247,44 @@ class Policy:
 
     def _what(self, spec: TaskSpec) -> Iterator[str]:
         image = spec.resources.image_id or ""
-        if self.containers_only and not image:
-            yield "containers_only = true, the task names no image (set resources.image_id)"
         if self.allowed_extra is not None:
             for name, _ in _extra(spec):
-                if not _matches(name, self.allowed_extra):
-                    yield f"allowed_extra = {_listed(self.allowed_extra)}, the task uses --{name}"
+                if not matches(name, self.allowed_extra):
+                    yield f"allowed_extra = {listed(self.allowed_extra)}, the task uses --{name}"
         if self.path_roots is not None:
             named = [("resources.image_id", image), *(("slurm.extra", one) for one in spec.slurm.extra)]
             # With a slash in it, sbatch reads the names from a file.
             named += [("slurm.nodelist", spec.slurm.nodelist or ""), ("slurm.exclude", spec.slurm.exclude or "")]
             for where, text in named:
                 for path in _PATH.findall(_ADDRESS.sub("", text)):
-                    if not _is_under(path, self.path_roots):
-                        yield f"path_roots = {_listed(self.path_roots)}, the task names {path[:200]} in {where}"
+                    if not is_under(path, self.path_roots):
+                        yield f"path_roots = {listed(self.path_roots)}, the task names {path[:200]} in {where}"
         for name in spec.envs:
-            if _matches(name, self.denied_envs):
+            if matches(name, self.denied_envs):
                 yield f"denied_envs names {name}, which the task sets"
-            if self.allowed_envs is not None and not _matches(name, self.allowed_envs):
+            if self.allowed_envs is not None and not matches(name, self.allowed_envs):
                 yield f"allowed_envs does not name {name}, which the task sets"
 
     def time_limit_s(self, order: JobOrder) -> int | None:
         """The order's limit; where it has none, the policy's."""
-        return self.max_walltime if order.time_limit_s is None else order.time_limit_s
+        if order.time_limit_s is not None:
+            return order.time_limit_s
+        builds_s = self.max_build_time if order.work is not None and order.work.action == "build" else None
+        limits = [
+            limit
+            for limit in (builds_s, None if image_policy.runs_beside(order) else self.max_walltime)
+            if limit is not None
+        ]
+        return min(limits, default=None)
+
+    def binds(self, found: Iterable[str]) -> tuple[str, ...]:
+        """What containers see: what the owner names, and what was found here and lies in a root, if there are roots."""
+        kept = [path for path in found if self.path_roots is None or is_under(path, self.path_roots)]
+        return tuple(dict.fromkeys([*self.image_binds, *kept]))
+
+    def output_limit(self, order: JobOrder) -> int:
+        """Bytes of outputs that leave the endpoint. An image on its way is no output of a task."""
+        return self.max_output_bytes if order.work is None else self.max_image_bytes or _ANY_BYTES
 
     def filter_facts(self, facts: EndpointFacts) -> EndpointFacts:
         """What the endpoint has to offer under these rules, so that the server does not offer more."""
@@ -248,6 +294,7 @@ class Policy:
             accounts = tuple(name for name in self.allowed_accounts if not set(name) & set("*?["))
         qos = _allowed(facts.qos, self.allowed_qos)
         names = [partition.name for partition in facts.partitions]
+        builders = _allowed(facts.builders, self.allowed_builders, ("venv",) if self.containers_only else ())
         kept = _allowed(names, self.allowed_partitions, self.denied_partitions)
         return replace(
             facts,
@@ -258,6 +305,8 @@ class Policy:
             max_walltime_s=self.max_walltime,
             queues_ahead=facts.queues_ahead and self.queue_ahead,
             allows_shells=facts.allows_shells and self.allow_shells,
+            builders=builders,
+            builds=(self.builds if builders else "off") if facts.builders else "",
         )
 
     def describe(self) -> dict[str, str]:
@@ -266,7 +315,7 @@ class Policy:
         for rule in fields(self):
             value = getattr(self, rule.name)
             is_idle = value is None or (value == () and rule.default == ())
-            if not is_idle and not (isinstance(value, bool) and value == rule.default):
+            if not is_idle and not (isinstance(value, bool | str) and value == rule.default):
                 shown[rule.name] = self._shown(rule.name)
         return shown
 
@@ -278,25 +327,13 @@ def _show(rule: str, value: Any) -> str:
     return str(Policy.__dataclass_fields__[rule].metadata["show"](value))
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _allowed(names: Iterable[str], allowed: tuple[str, ...] | None, denied: tuple[str, ...] = ()) -> tuple[str, ...]:
-    return tuple(name for name in names if (allowed is None or _matches(name, allowed)) and not _matches(name, denied))
+    return tuple(name for name in names if (allowed is None or matches(name, allowed)) and not matches(name, denied))
 
 
 def _extra(spec: TaskSpec) -> Iterator[tuple[str, str]]:
     for option in spec.slurm.extra:
         yield option.removeprefix("--").partition("=")[0], option
-
-
-def _is_under(path: str, roots: tuple[str, ...]) -> bool:
-    """Whether a path of this machine lies in one of these folders, symbolic links followed."""
-    if not path.startswith(("/", "~")):
-        return False  # out of the run directory, to who knows where
-    real = os.path.realpath(os.path.expanduser(re.sub("^/+", "/", path)))
-    return any(os.path.commonpath((real, root)) == root for root in map(os.path.realpath, roots))
 
 
 def parse_policy(raw: Mapping[str, Any]) -> Policy:
@@ -318,6 +355,15 @@ class PolicyFile:
             self.policy = Policy()
         except (InvalidInput, OSError, ValueError) as error:
             raise InstallationProblem(f"{path}: {error}", hint="mend the file and start the agent again") from error
+
+    @property
+    def image_root(self) -> Path:
+        """Where images lie."""
+        return Path(self.policy.image_root) if self.policy.image_root else self._path.parent / image_policy.IMAGES
+
+    def refusal(self, order: JobOrder) -> str:
+        """See `Policy.refusal`."""
+        return self.policy.refusal(order, str(self.image_root))
 
     def refresh(self) -> bool:
         """Read the file again if it changed; True when other rules are in force now."""

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diamond.agent import filesystems, programs
+from diamond.agent.builders.choice import usable
+from diamond.agent.builders.store import ImageStore
+from diamond.agent.image_policy import IMAGES
 from diamond.core import sites
 from diamond.core.endpoints import FileSystem
 
@@ -45,6 +48,9 @@ class SiteFacts:
         runtimes: ``apptainer 1.4.5``; what only a module brings, ``apptainer (module load tacc-apptainer)``.
         site, site_name: key and name in the catalogue; empty for a place it does not know.
         modules: what the catalogue says to load for Python, then for containers.
+        container_modules: for containers alone; binds: what the catalogue says containers need to see.
+        builders: ways to make images that work here, best first.
+        image_bytes, layer_bytes: of the images here and of kept steps of builds, as recorded when they were made.
         warnings: for people, e.g. that a file system does not answer.
     """
 
@@ -53,6 +59,11 @@ class SiteFacts:
     site: str = ""
     site_name: str = ""
     modules: tuple[str, ...] = ()
+    container_modules: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()
+    builders: tuple[str, ...] = ()
+    image_bytes: int = 0
+    layer_bytes: int = 0
     warnings: tuple[str, ...] = ()
 
 
@@ -61,6 +72,7 @@ def discover(
     scheduler_cluster_name: str = "",
     *,
     run_root: Path | None = None,
+    image_root: Path | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> SiteFacts:
     """Look at this machine. Raises nothing; what cannot be found out is left empty.
@@ -69,6 +81,7 @@ def discover(
         home: the agent's home.
         scheduler_cluster_name: what the batch scheduler calls its cluster, if it has a name.
         run_root: where job directories live; by default in the home.
+        image_root: where images lie; by default in the home.
         environ: the variables to go by; by default this process's.
     """
     environ = os.environ if environ is None else environ
@@ -82,12 +95,19 @@ def discover(
             more=_documented(site, environ) if site else (),
         )
     )
+    image_bytes, layer_bytes = ImageStore(image_root or home / IMAGES).sizes()
+    containers = site.containers if site else None
     return SiteFacts(
         runtimes=runtimes(site),
         filesystems=tuple(found),
         site=site.key if site else "",
         site_name=f"{site.name}, {site.organisation}" if site else "",
         modules=_modules(site),
+        container_modules=containers.modules if containers else (),
+        binds=containers.binds if containers else (),
+        builders=tuple(name for name, problem in usable().items() if not problem),
+        image_bytes=image_bytes,
+        layer_bytes=layer_bytes,
         warnings=tuple(warnings),
     )
 
@@ -156,6 +176,7 @@ class SiteWatch:
         home: Path,
         *,
         run_root: Path | None = None,
+        image_root: Callable[[], Path | None] = lambda: None,
         cluster_name: Callable[[], str] = str,
         on_change: Callable[[], None] = lambda: None,
         refresh_s: float = REFRESH_S,
@@ -163,10 +184,12 @@ class SiteWatch:
         self.facts = SiteFacts()
         self._home = home
         self._run_root = run_root
+        self._image_root = image_root
         self._cluster_name = cluster_name
         self._on_change = on_change
         self._refresh_s = refresh_s
         self._stop = threading.Event()
+        self._again = threading.Event()
         self._thread = threading.Thread(target=self._run, name="site", daemon=True)
 
     def start(self) -> None:
@@ -175,11 +198,17 @@ class SiteWatch:
     def close(self) -> None:
         """Does not wait: a look that hangs ends by itself."""
         self._stop.set()
+        self._again.set()
+
+    def look_again(self) -> None:
+        """Soon: something changed that the facts tell of. Thread-safe."""
+        self._again.set()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                facts = discover(self._home, self._cluster_name(), run_root=self._run_root)
+                name = self._cluster_name()
+                facts = discover(self._home, name, run_root=self._run_root, image_root=self._image_root())
             except Exception:  # whatever a strange machine does, its agent must go on
                 log.exception("could not look at this machine")
                 facts = self.facts
@@ -188,4 +217,5 @@ class SiteWatch:
                     log.warning("%s", warning)
                 self.facts = facts
                 self._on_change()
-            self._stop.wait(self._refresh_s)
+            self._again.wait(self._refresh_s)
+            self._again.clear()

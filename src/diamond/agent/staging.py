@@ -21,6 +21,8 @@ from typing import TypeVar
 
 import diamond
 from diamond.agent.cache import Cache
+from diamond.agent.image_jobs import RUN, Surroundings, entrance, why_missing, work_envs, work_file
+from diamond.agent.image_policy import runs_beside
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
 from diamond.agent.run_dirs import remove
@@ -92,9 +94,17 @@ def place(bundles: dict[str, Manifest]) -> list[Placed]:
 class Stager:
     """Thread-safe: jobs may be staged side by side."""
 
-    def __init__(self, *, cache: Cache, stop: threading.Event, scheduler: str = "local") -> None:
-        """`scheduler` is the name of the one that will run the scripts."""
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        stop: threading.Event,
+        scheduler: str = "local",
+        around: Callable[[], Surroundings] = Surroundings,
+    ) -> None:
+        """`scheduler` is the name of the one that will run the scripts; `around` tells how things are now."""
         self._cache = cache
+        self._around = around
         self._scheduler = scheduler
         self._stop = stop
         self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="download")
@@ -118,6 +128,7 @@ class Stager:
             run_dir = RunDir(path)
             path.mkdir(parents=True, mode=0o700)
             previous = _previous(order, path)
+            _check_image(order)
             if previous is not None:
                 run_dir.link_work(previous.work_root)
             else:
@@ -212,40 +223,61 @@ class Stager:
     # Diamond's own files
 
     def _write_scripts(self, order: JobOrder, run_dir: RunDir, previous: RunDir | None) -> None:
-        spec = order.spec
+        spec, around = order.spec, self._around()
+        is_work = order.work is not None
+        scheduler = "local" if runs_beside(order) else self._scheduler
         envs = job_envs(
             task_id=order.task_id,
             task_name=order.task_name,
             job_id=order.job_id,
             attempt=order.attempt,
             num_nodes=spec.num_nodes,
-            user_envs=spec.envs,
+            user_envs=work_envs() if is_work else spec.envs,
         )
         plan = ScriptPlan(
             job_id=order.job_id,
             run_dir=str(run_dir.path),
-            ranks_per_node=spec.ranks_per_node,
-            has_setup=bool(spec.setup),
+            ranks_per_node=0 if is_work else spec.ranks_per_node,
+            has_setup=bool(spec.setup) and not is_work,
             launcher_python=sys.executable,
-            scheduler=self._scheduler,
+            scheduler=scheduler,
             num_nodes=spec.num_nodes,
-            chained=order.chained,
+            chained=order.chained and not is_work,
             previous=str(previous.path) if previous is not None else "",
-            modules=spec.slurm.modules if self._scheduler == "slurm" else (),
-            library=_library(),
+            modules=spec.slurm.modules if scheduler == "slurm" else (),
+            library="" if is_work else _library(),
+            image=order.image is not None and not is_work,
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
-        if spec.setup:
+        if plan.has_setup and spec.setup:
             _write(run_dir.setup, spec.setup.encode())
-        _write(run_dir.run, spec.run.encode())
+        if is_work:
+            _write(run_dir.image_work, work_file(order, run_dir, around))
+        elif order.image is not None:
+            run_dir.shield.mkdir(mode=0o700)
+            for path, data in entrance(order.image, run_dir, envs, around, plan.library).items():
+                _write(path, data, 0o700 if path.parent == run_dir.shield else 0o600)
+        _write(run_dir.run, (RUN if is_work else spec.run).encode())
         _write(run_dir.env, env_file(envs))
         _write(run_dir.script, job_script(plan).encode())
-        if spec.ranks_per_node > 1 or (spec.ranks_per_node == 1 and spec.num_nodes > 1):
+        if plan.ranks_per_node > 1 or (plan.ranks_per_node == 1 and spec.num_nodes > 1):
             if not self._launcher:
                 raise StagingFailed(Reason.LAUNCH_FAILED, "diamond/train/launch.py is missing from this installation")
             _write(run_dir.launcher, self._launcher)
         _write(run_dir.exit_room, b" " * EXIT_ROOM_BYTES)
         _write(run_dir.stream("log"), b"")
+
+
+def _check_image(order: JobOrder) -> None:
+    """Before anything is fetched: without its image the job would fail on the node, or worse, run outside of it."""
+    spec = order.spec
+    if order.work is not None:
+        return
+    if order.image is None:
+        if spec.resources.image_id or spec.image is not None:
+            raise StagingFailed(Reason.IMAGE_MISSING, "the task names an image, and the server did not say where it is")
+    elif why := why_missing(order.image):
+        raise StagingFailed(Reason.IMAGE_MISSING, why)
 
 
 def _library() -> str:
@@ -267,9 +299,9 @@ def _previous(order: JobOrder, path: Path) -> RunDir | None:
     return None
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """A new file. Not flushed to disk: a job whose staging a power cut interrupted is staged again."""
-    fd = os.open(path, _NEW_FILE, 0o600)
+    fd = os.open(path, _NEW_FILE, mode)
     try:
         view = memoryview(data)
         while view:

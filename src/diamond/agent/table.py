@@ -14,6 +14,7 @@ from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 
+from diamond.agent.image_policy import runs_beside
 from diamond.agent.schedulers.base import Observed, Submission, final_state
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir, clean, moment, read_exit, whole
@@ -278,4 +279,5 @@ def submission_of(job: Tracked, time_limit_s: int | None) -> Submission:
         partition=job.order.partition,
         after=job.order.after,
         slurm=spec.slurm,
+        on_login=runs_beside(job.order),
     )

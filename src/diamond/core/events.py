@@ -10,7 +10,7 @@ from typing import Any
 class Event:
     seq: int
     at: float
-    kind: str  # "task.state", "task.cancel_requested", "job.state", "endpoint.online", …
+    kind: str  # "task.state", "task.cancel_requested", "endpoint.online", "image.ready", …
     task_id: str | None = None
     job_id: str | None = None
     endpoint_id: str | None = None

@@ -48,6 +48,11 @@ ENROLMENT_FAULT_POINTS = (
     "agent.token_taken",  # the agent uses the new token, the old one still works
 )
 
+# On the way of an image.
+IMAGE_FAULT_POINTS = (
+    "server.settling",  # a finished build judged, not committed
+)
+
 
 def fault_point(name: str) -> None:
     """Die here if the test asked for it; otherwise cost one string comparison."""

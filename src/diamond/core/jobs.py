@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diamond.core.images import ImageUse
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState
 
@@ -26,6 +27,7 @@ class Job:
     run_dir: str = ""  # on the endpoint
     partition: str = ""
     continues: str | None = None  # the job whose work directory this one goes on in
+    image: ImageUse | None = None  # what it runs in; None: the endpoint's own system
     pending_reason: str = ""
     expected_start_at: float | None = None
     created_at: float = 0.0

@@ -6,6 +6,10 @@
     setup.sh run.sh the user's text, byte for byte
     env             NAME=value pairs, each ended by NUL
     launch.py       starts the ranks of a node (under Slurm, and when there are several)
+    inside.sh       of a task with an image: starts a program in it
+    enter.sh env.sh what inside.sh runs in the image, and the variables of `env` as `export` lines
+    shield/         what inside.sh puts before the container runtime's own programs
+    image-work.json of a job that looks after images: what it is to do
     work/           the user's files; the job's current directory. In a job that continues another: a link to the
                     work directory of the first job of the chain
     log             stdout and stderr
@@ -15,6 +19,7 @@
     exit.json       made by job.sh, by rename
     continue        made by a program that wants to go on in another job
     over            made by job.sh of a chain when nothing is left to do
+    warning         made by job.sh on several nodes when the job's time is about to end; read by launch.py
     not-needed      made by job.sh of a successor that found `over` in the directory before it
     setup.done      made by job.sh of a chain; its successors need no setup
     exit.node0.json made by launch.py, per node
@@ -66,6 +71,26 @@ class RunDir:
     @property
     def launcher(self) -> Path:
         return self.path / "launch.py"
+
+    @property
+    def inside(self) -> Path:
+        return self.path / "inside.sh"
+
+    @property
+    def enter(self) -> Path:
+        return self.path / "enter.sh"
+
+    @property
+    def env_script(self) -> Path:
+        return self.path / "env.sh"
+
+    @property
+    def shield(self) -> Path:
+        return self.path / "shield"
+
+    @property
+    def image_work(self) -> Path:
+        return self.path / "image-work.json"
 
     @property
     def work(self) -> Path:

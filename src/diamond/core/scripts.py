@@ -33,6 +33,8 @@ class ScriptPlan:
         previous: absolute path of the run directory this one continues; empty for a first job.
         modules: environment modules to load before the user's commands.
         library: where `import diamond` finds it, should the program's own Python not have it; empty for nowhere.
+        image: whether the user's commands run in an image, through inside.sh in the run directory, which then sets
+            their variables (see `diamond.core.inside`).
     """
 
     job_id: str
@@ -46,6 +48,7 @@ class ScriptPlan:
     previous: str = ""
     modules: tuple[str, ...] = ()
     library: str = ""
+    image: bool = False
 
 
 _HEAD = """\
@@ -63,7 +66,7 @@ cd -- {run_dir} || exit {no_run_dir}
 
 # Slurm itself starts a job again when somebody requeues it; the run before is over then.
 _RESTARTED = """\
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
 
 """
 
@@ -95,13 +98,21 @@ _FINISH = """\
 {over}  exit "$2"
 }}
 
-# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
+{where}
 DIAMOND_BASH=$BASH
 enter() {{
   export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl{chain}
   cd work || exit {no_run_dir}
+{envs}}}
+"""
+
+_IN_SUBSHELL = (
+    "# Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script."
+)
+_IN_IMAGE = "# Your variables are set in the image, where your commands run; out here they could harm this script."
+
+_ENVS = """\
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
-{library}}}
 """
 
 _LIBRARY = """\
@@ -138,13 +149,13 @@ for name in {modules}; do module load "$name" 2>&3 || {{
 """
 
 _SETUP = """\
-(enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
+(enter; exec "$DIAMOND_BASH" {setup}) 2>&3 3>&- || finish setup $?
 """
 
 _SETUP_UNLESS_DONE = """\
 # The work directory is as the job before left it, with what setup put there.
 if [[ ! -e {previous}/setup.done ]]; then
-  (enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
+  (enter; exec "$DIAMOND_BASH" {setup}) 2>&3 3>&- || finish setup $?
 fi
 """
 
@@ -158,13 +169,13 @@ export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
 """
 
 _RUN_ONE = """\
-(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
+(enter; exec "$DIAMOND_BASH" {run}) 2>&3 3>&-
 finish run $?
 """
 
 _RUN_RANKS = """\
 (enter
- exec {python} "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks} -- "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
+ exec {python} "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks} -- "$DIAMOND_BASH" {run}) 2>&3 3>&-
 finish run $?
 """
 
@@ -197,15 +208,16 @@ session=${fields[4]}
 """
 
 _SLURM_ONE = """\
-{ranks}(enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+{ranks}(enter; exec "$DIAMOND_BASH" {run}) 2>&3 3>&- &
 """
 
-# The launcher passes warnings on, on every node.
+# The launcher passes warnings on, on every node. Given to srun, a signal would reach every process of the step, and end
+# those that do not expect it.
 _SLURM_RANKS = """\
 DIAMOND_PYTHON=$(command -v {python} || command -v python3)
 {several}(enter
  {step}"$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks {ranks}{rendezvous} -- \\
-   "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
+   "$DIAMOND_BASH" {run}) 2>&3 3>&- &
 """
 
 _SEVERAL_NODES = """\
@@ -232,36 +244,49 @@ def job_script(plan: ScriptPlan) -> str:
         text += _MORE.format(code=CONTINUE)
     chain = _CHAIN_ENV.format(resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
     library = _LIBRARY.format(library=shlex.quote(plan.library)) if plan.library else ""
-    text += _FINISH.format(over=_OVER if plan.chained else "", chain=chain, library=library, **numbers)
+    text += _FINISH.format(
+        over=_OVER if plan.chained else "",
+        chain=chain,
+        where=_IN_IMAGE if plan.image else _IN_SUBSHELL,
+        envs="" if plan.image else _ENVS + library,
+        **numbers,
+    )
     if plan.previous:
         text += _NOT_NEEDED.format(previous=previous, **numbers)
     text += _QUIET
     if plan.modules:
         text += _MODULES.format(modules=" ".join(map(shlex.quote, plan.modules)))
     if plan.has_setup:
-        text += _SETUP_UNLESS_DONE.format(previous=previous) if plan.previous else _SETUP
+        setup = f"{_INSIDE} setup" if plan.image else '-e "$DIAMOND_RUN_DIR/setup.sh"'
+        text += (_SETUP_UNLESS_DONE if plan.previous else _SETUP).format(previous=previous, setup=setup)
         if plan.chained:
             text += _SETUP_DONE
     return text + _run(plan)
 
 
+_INSIDE = '"$DIAMOND_RUN_DIR/inside.sh"'
+
+
 def _run(plan: ScriptPlan) -> str:
     python = shlex.quote(plan.launcher_python)
     ranks = _ONE_RANK if plan.ranks_per_node == 1 else ""
+    run = f"{_INSIDE} run" if plan.image else '"$DIAMOND_RUN_DIR/run.sh"'
     starts_once = plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
     if plan.scheduler != "slurm":
-        return ranks + _RUN_ONE if starts_once else _RUN_RANKS.format(python=python, ranks=plan.ranks_per_node)
+        text = ranks + _RUN_ONE if starts_once else _RUN_RANKS
+        return text.format(python=python, ranks=plan.ranks_per_node, run=run)
     if starts_once:
-        return _WARN + _SLURM_ONE.format(ranks=ranks) + _WAIT.format(on_warning="warn")
+        return _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _WAIT.format(on_warning="warn")
     several = plan.num_nodes > 1
     start = _SLURM_RANKS.format(
         python=python,
         ranks=plan.ranks_per_node,
         several=_SEVERAL_NODES.format() if several else "",
         step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
-        rendezvous=f" --nodes {plan.num_nodes}" if several else "",
+        rendezvous=f' --nodes {plan.num_nodes} --warning-file "$DIAMOND_RUN_DIR/warning"' if several else "",
+        run=run,
     )
-    return start + _WAIT.format(on_warning='warned=1; kill -USR1 "$child"')
+    return start + _WAIT.format(on_warning="warned=1; : > warning" if several else 'warned=1; kill -USR1 "$child"')
 
 
 def env_file(envs: Mapping[str, str]) -> bytes:

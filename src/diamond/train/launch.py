@@ -30,6 +30,7 @@ LONG_LINE_BYTES = 64 * 1024  # a line longer than this is passed on in pieces
 READ_BYTES = 64 * 1024
 PARTIAL_LINE_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this time
 DRAIN_S = 2.0  # how long processes left behind by the ranks may keep the output open
+LOOK_S = 1.0  # between two looks for a warning file
 GIVE_UP_S = 10.0  # after SIGKILL; a process stuck in the kernel (dead file system, GPU driver) must not hold the job
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -159,6 +160,7 @@ class Launcher:
         self._kill_at: float | None = None  # when to send SIGKILL; set as soon as the ranks were told to stop
         self._killed = False
         self._stop_signal = 0
+        self._look_at: float | None = time.monotonic() if options.warning_file else None
 
     def run(self) -> int:
         """Start the ranks, wait for all of them, and return the exit status for this process."""
@@ -226,6 +228,18 @@ class Launcher:
                     with contextlib.suppress(OSError):
                         os.kill(pid, number)
 
+    def _look_for_warning(self, now: float) -> None:
+        """A scheduler's signal to a job on several nodes reaches every process, also those it ends: hence a file."""
+        if self._look_at is None or now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        folder, name = os.path.split(self._options.warning_file)
+        with contextlib.suppress(OSError):
+            # A listing is asked for anew; that a single name is not there a file system may believe for a minute.
+            if name in os.listdir(folder):
+                self._look_at = None
+                self._warn_ranks(signal.SIGUSR1)
+
     # Life of the ranks
 
     def _start(self) -> None:
@@ -283,7 +297,8 @@ class Launcher:
             if self._kill_at is not None and not self._killed and now >= self._kill_at:
                 self._killed = True
                 self._signal_groups(signal.SIGKILL)
-            deadlines = [rank.flush_at for rank in self._ranks]
+            self._look_for_warning(now)
+            deadlines = [self._look_at, *(rank.flush_at for rank in self._ranks)]
             if all(rank.exit_code is not None for rank in self._ranks):
                 if self._kill_at is not None and not self._killed and self._groups_live():
                     # SIGTERM ends the shell around a training program at once, while the program saves its state.
@@ -525,6 +540,7 @@ def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--master-addr", metavar="A", help="host of rank 0 (else MASTER_ADDR; 127.0.0.1 on a single node)")
     add("--master-port", type=int, metavar="P", help="port of rank 0 (else MASTER_PORT; a free one on a single node)")
     add("--exit-file", metavar="PATH", help="record of the end (else $DIAMOND_RUN_DIR/exit.node<K>.json)")
+    add("--warning-file", metavar="PATH", help="passed on as SIGUSR1 when it appears")
     add("--grace-s", type=float, default=15.0, help="seconds from SIGTERM to SIGKILL (15)")
     add("--settle-s", type=float, default=5.0, help="seconds from a rank's failure to SIGTERM for the others (5)")
     split = args.index("--") if "--" in args else len(args)

@@ -218,7 +218,6 @@ def test_refuses_with_the_rule_its_value_and_what_was_asked(
         ('allowed_qos = ["normal"]', {}),
         ("max_gpu_hours = 96", {"resources": {"accelerators": "H100:4"}, "num_nodes": 2, "time_limit_s": 43200}),
         ("max_gpu_hours = 0", {}),
-        ("containers_only = true", {"resources": {"image_id": "docker://x"}}),
         ("max_nodes = 1", slurm(exclusive=True)),
     ],
 )

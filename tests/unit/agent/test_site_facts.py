@@ -109,8 +109,8 @@ def test_a_watch_tells_of_changes_only(tmp_path: Path, monkeypatch: pytest.Monke
     told: list[SiteFacts] = []
     done = threading.Event()
 
-    def look(home: Path, name: str, *, run_root: Path | None) -> SiteFacts:
-        assert (home, name, run_root) == (tmp_path, "alpha", None)
+    def look(home: Path, name: str, *, run_root: Path | None, image_root: Path | None) -> SiteFacts:
+        assert (home, name, run_root, image_root) == (tmp_path, "alpha", None, tmp_path / "images")
         found = next(looks, last)
         if found.warnings:
             raise RuntimeError("a strange machine")
@@ -122,12 +122,34 @@ def test_a_watch_tells_of_changes_only(tmp_path: Path, monkeypatch: pytest.Monke
             done.set()
 
     monkeypatch.setattr(site_facts, "discover", look)
-    watch = SiteWatch(tmp_path, cluster_name=lambda: "alpha", on_change=change, refresh_s=0.01)
+    images = tmp_path / "images"
+    watch = SiteWatch(
+        tmp_path, cluster_name=lambda: "alpha", image_root=lambda: images, on_change=change, refresh_s=0.01
+    )
     assert watch.facts == SiteFacts()
     watch.start()
     assert done.wait(10)
     watch.close()
     assert told == [SiteFacts(site="a"), replace(last)]
+
+
+def test_a_watch_looks_again_when_asked(tmp_path: Path) -> None:
+    looked = threading.Event()
+    watch = SiteWatch(tmp_path, refresh_s=600, on_change=looked.set)
+    watch.start()
+    assert looked.wait(60)
+    assert (watch.facts.image_bytes, watch.facts.layer_bytes) == (0, 0)
+    looked.clear()
+    image, layer = tmp_path / "images/store/img_00000001", tmp_path / "images/layers/venv/0123456789abcdef"
+    for folder in (image, layer):
+        folder.mkdir(parents=True)
+    (image / "image.json").write_text('{"size_bytes": 70}')
+    (layer / "layer.json").write_text('{"size_bytes": 11}')
+    watch.look_again()
+    assert looked.wait(60)
+    watch.close()
+    assert (watch.facts.image_bytes, watch.facts.layer_bytes) == (70, 11)
+    assert "venv" in watch.facts.builders
 
 
 def test_a_watch_ends_when_told(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from diamond.agent.schedulers.base import Observed, Submission
+from diamond.agent.schedulers.beside import slurm_and_login
 from diamond.agent.schedulers.causes import KillCause, save_cause
 from diamond.agent.schedulers.choice import choose
 from diamond.agent.schedulers.local.scheduler import LocalScheduler
 from diamond.agent.schedulers.slurm.queue import Row, Status
 from diamond.agent.schedulers.slurm.result import Last, end_of
-from diamond.agent.schedulers.slurm.scheduler import SlurmScheduler, spool
+from diamond.agent.schedulers.slurm.scheduler import spool
 from diamond.core.errors import InstallationProblem
 from diamond.core.reasons import Reason
 from diamond.core.slurm import SlurmOptions
@@ -205,10 +206,10 @@ def test_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sbatch", "squeue", "scancel", "scontrol"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
-    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("slurm", tmp_path) is SlurmScheduler
+    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("slurm", tmp_path) is slurm_and_login
     assert choose("local", tmp_path) is LocalScheduler
     (tmp_path / "agent.json").write_text('{"scheduler": "local"}')
-    assert choose(None, tmp_path) is LocalScheduler and choose("slurm", tmp_path) is SlurmScheduler
+    assert choose(None, tmp_path) is LocalScheduler and choose("slurm", tmp_path) is slurm_and_login
     (tmp_path / "agent.json").write_text('{"scheduler": "lsf"}')
     with pytest.raises(InstallationProblem, match="lsf"):
         choose(None, tmp_path)

@@ -1,19 +1,29 @@
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from diamond.agent.builders.build import ImageJob
 from diamond.agent.cache import Cache
+from diamond.agent.image_jobs import Surroundings
 from diamond.agent.link import Link
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped, place
+from diamond.core import onefile
 from diamond.core.bundles import BundleFile, Manifest
+from diamond.core.codec import decode, encode
 from diamond.core.errors import InvalidInput, ServerUnreachable
+from diamond.core.images import ImageUse, ImageWork
 from diamond.core.reasons import Reason
+from diamond.core.recipes import Recipe
 from diamond.core.states import Desired
 from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
@@ -184,3 +194,98 @@ def test_what_is_in_the_way_is_removed(stager: Stager, shared: Path, as_nobody: 
         return os.listdir(shared / "job/work")
 
     assert as_nobody(try_it) == []
+
+
+# Images
+
+
+def image_order(image: ImageUse, **spec: Any) -> JobOrder:
+    return replace(order(**spec), image=image)
+
+
+def test_the_way_into_an_image(stager: Stager, tmp_path: Path) -> None:
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"12345")
+    asked = image_order(
+        ImageUse(kind="apptainer", path=str(image), image_id="img_00000001", size_bytes=5),
+        run="echo 'x'\n",
+        setup="true",
+        envs={"A": "it's\n2"},
+    )
+    path = tmp_path / "jobs/job_00000001"
+    stager.stage(asked, path)
+    assert "inside.sh" in (path / "job.sh").read_text() and 'run.sh") 2>&3' not in (path / "job.sh").read_text()
+    assert str(image) in (path / "inside.sh").read_text()
+    assert "export A='it'\"'\"'s\n2'\n" in (path / "env.sh").read_text()
+    assert (path / "run.sh").read_text() == "echo 'x'\n"
+    assert os.access(path / "shield/squashfuse_ll", os.X_OK)
+    assert (path / "enter.sh").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"path": "/not/there.sif"}, "No such file"),
+        ({"size_bytes": 6}, "5 bytes instead of 6"),
+        ({"path": "/dev/null"}, "neither a file nor a folder"),
+        ({"kind": "docker", "path": "no-such-image:1"}, "docker has no image no-such-image:1"),
+    ],
+)
+def test_an_image_that_is_not_there_is_noticed(
+    stager: Stager, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"12345")
+    use = replace(ImageUse(kind="apptainer", path=str(image), size_bytes=5), **change)
+    with pytest.raises(StagingFailed, match=words) as caught:
+        stager.stage(image_order(use), tmp_path / "jobs/job_00000001")
+    assert caught.value.reason == Reason.IMAGE_MISSING
+
+
+def test_a_task_with_an_image_never_runs_outside_of_one(stager: Stager, tmp_path: Path) -> None:
+    for spec in ({"resources": {"image_id": "tools"}}, {"image": {"base": "python:3.12"}}):
+        with pytest.raises(StagingFailed, match="did not say where") as caught:
+            stager.stage(order(**spec), tmp_path / "jobs/job_00000001")
+        assert caught.value.reason == Reason.IMAGE_MISSING
+
+
+def test_a_job_of_images_has_no_words_of_its_order_in_its_scripts(server: Any, tmp_path: Path) -> None:
+    around = Surroundings(image_root=tmp_path / "elsewhere", max_image_bytes=7)
+    cache = Cache(tmp_path / "cache", cast(Link, server))
+    stager = Stager(cache=cache, stop=threading.Event(), scheduler="slurm", around=lambda: around)
+    hostile = {"run": "touch pwned", "setup": "touch pwned", "envs": {"PATH": "/evil"}, "ranks_per_node": 4}
+    work = ImageWork(action="build", image_id="img_00000001", recipe=Recipe(base="host"), builder="venv")
+    path = tmp_path / "jobs/job_00000001"
+    stager.stage(replace(order(**hostile), work=work), path)
+    stager.close()
+    texts = [(path / name).read_text() for name in ("job.sh", "run.sh", "env")]
+    assert not any("pwned" in text or "/evil" in text for text in texts)
+    assert not (path / "setup.sh").exists() and not (path / "launch.py").exists()
+    assert "SLURM" not in texts[0], "a job of the login node is started by the agent itself"
+    job = decode(ImageJob, json.loads((path / "image-work.json").read_bytes()))
+    assert job == ImageJob(
+        work=work, root=str(tmp_path / "elsewhere"), job_id="job_00000001", run_dir=str(path), max_image_bytes=7
+    )
+
+
+def test_a_job_of_images_starts_this_agents_own_code(stager: Stager, tmp_path: Path) -> None:
+    """Also from one file: what runs is what the agent is."""
+    pyz = tmp_path / "it's an agent.pyz"
+    pyz.write_bytes(onefile.build())
+    program = """
+import json, sys, threading
+from pathlib import Path
+from diamond.agent.staging import Stager
+from diamond.core.codec import decode
+from diamond.core.wire import JobOrder
+order = decode(JobOrder, json.loads(sys.argv[1]))
+Stager(cache=None, stop=threading.Event()).stage(order, Path(sys.argv[2]))
+"""
+    asked = replace(order(), work=ImageWork(action="remove", image_id="img_00000001"))
+    path = tmp_path / "home/jobs/job_00000001"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(pyz)}
+    argv = [sys.executable, "-c", program, json.dumps(encode(asked)), str(path)]
+    subprocess.run(argv, env=env, check=True, timeout=60)
+    done = subprocess.run(["bash", str(path / "job.sh")], env={"PATH": env["PATH"]}, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"diamond: image img_00000001 was not here\n"), done.stderr
+    assert (tmp_path / "home/images/store").is_dir()

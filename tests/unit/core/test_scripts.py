@@ -57,6 +57,23 @@ PLANS = {
         scheduler="slurm",
         num_nodes=2,
     ),
+    "image_one_rank.sh": ScriptPlan(
+        job_id="job_07",
+        run_dir="/scratch/me/jobs/job_07",
+        ranks_per_node=1,
+        has_setup=True,
+        image=True,
+        library="/x.pyz",
+    ),
+    "image_two_nodes.sh": ScriptPlan(
+        job_id="job_08",
+        run_dir="/scratch/me/jobs/job_08",
+        ranks_per_node=4,
+        has_setup=False,
+        scheduler="slurm",
+        num_nodes=2,
+        image=True,
+    ),
 }
 
 

@@ -33,6 +33,7 @@ class Submission:
         partition: the queue to use; empty leaves it to the scheduler.
         after: name of a job of this scheduler that must be over, however it ended, before this one may start.
         slurm: what the task says to Slurm in particular; other schedulers ignore it.
+        on_login: for the machine the agent runs on, also where that is only a cluster's login node.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Submission:
     partition: str = ""
     after: str = ""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    on_login: bool = False
 
     @property
     def warning_s(self) -> float | None:

@@ -1,4 +1,5 @@
-"""Which scheduler an agent speaks for: the cluster's Slurm where there is one, else this machine's own queue."""
+"""Which scheduler an agent speaks for: the cluster's Slurm where there is one (with a few slots of the login node),
+else this machine's own queue."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ def choose(asked: str | None, home: Path) -> Callable[[Path], Scheduler]:
         )
     # Each is loaded only where it is used: agents start often, on small login nodes.
     if kind == "slurm" or (kind == "auto" and not missing and _belongs_to_a_cluster()):
-        from diamond.agent.schedulers.slurm.scheduler import SlurmScheduler
+        from diamond.agent.schedulers.beside import slurm_and_login
 
-        return SlurmScheduler
+        return slurm_and_login
     from diamond.agent.schedulers.local.scheduler import LocalScheduler
 
     return LocalScheduler

@@ -13,6 +13,7 @@ from typing import Any
 
 from diamond.core.durations import MAX_DURATION_S, parse_duration
 from diamond.core.errors import DiamondError, InvalidInput, TooLarge
+from diamond.core.fields import MAX_SCRIPT_BYTES, check_env_name, parse_name
 from diamond.core.sbatch.layout import NUMBERS, Layout, explain, lay_out, mebibytes, show_memory, split_gres
 from diamond.core.sbatch.options import Directive, Reading, read_directives
 from diamond.core.sbatch.script import Surroundings, as_run, interpreter
@@ -29,7 +30,7 @@ from diamond.core.sbatch.values import (
     walltime_s,
 )
 from diamond.core.slurm import MAX_EXTRA, parse_extra, parse_word
-from diamond.core.tasks import MAX_SCRIPT_BYTES, TaskSpec, check_env_name, parse_name
+from diamond.core.tasks import TaskSpec
 
 _REQUEUE_RETRIES = 3
 _WORDS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")

@@ -8,7 +8,7 @@ trap : HUP INT TERM USR2
 trap 'warned=1' USR1
 cd -- /scratch/me/jobs/job_06 || exit 73
 
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
 
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
 # (after a crash between submitting and noting it) ends here without having done anything.

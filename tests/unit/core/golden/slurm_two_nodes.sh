@@ -8,7 +8,7 @@ trap : HUP INT TERM USR2
 trap 'warned=1' USR1
 cd -- /scratch/me/jobs/job_05 || exit 73
 
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
 
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
 # (after a crash between submitting and noting it) ends here without having done anything.
@@ -44,10 +44,10 @@ DIAMOND_SRUN=$(command -v srun)
 export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 20000))
 (enter
  exec "$DIAMOND_SRUN" --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --export=ALL \
-   "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 4 --nodes 2 -- \
+   "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 4 --nodes 2 --warning-file "$DIAMOND_RUN_DIR/warning" -- \
    "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
 child=$!
-trap 'warned=1; kill -USR1 "$child"' USR1
+trap 'warned=1; : > warning' USR1
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

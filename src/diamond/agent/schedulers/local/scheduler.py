@@ -66,6 +66,7 @@ class LocalScheduler(LocalShells):
         mem_bytes: int | None = None,
         gpus: Sequence[GpuSlot] | None = None,
         grace_s: float = 10.0,
+        nice: int = 0,
     ) -> None:
         """Take up the work of `jobs_dir`.
 
@@ -73,9 +74,11 @@ class LocalScheduler(LocalShells):
             jobs_dir: holds the run directories, one a job, named by job id.
             cpus, mem_bytes, gpus: what may be handed out; by default what the machine has.
             grace_s: seconds from SIGTERM to SIGKILL.
+            nice: how far jobs stand back behind what else the machine does, up to 19.
         """
         self.wake: Callable[[], None] = lambda: None
         self._jobs_dir = jobs_dir
+        self._nice = nice
         self._slots = Slots(
             cpus=num_cpus() if cpus is None else cpus,
             mem_bytes=mem_bytes_total() if mem_bytes is None else mem_bytes,
@@ -315,7 +318,8 @@ class LocalScheduler(LocalShells):
                 # Noted before the start: whoever adopts the job must know which devices are taken.
                 job.spooled = spool.with_gpus(job.spooled, job.gpus)
                 spool.save(job.spooled)
-            child = spawn(submission, [self._slots.gpus[index] for index in job.gpus], self._has_gpus)
+            slots = [self._slots.gpus[index] for index in job.gpus]
+            child = spawn(submission, slots, self._has_gpus, self._nice)
         except (OSError, DiamondError, ValueError) as error:
             job.first_refused_s = job.first_refused_s or now
             passes = isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)

@@ -23,13 +23,15 @@ class LocalShells:
         job = next((job for job in self.processes() if job.name == name), None)
         if job is None or node != 0:
             raise NotFound(f"no such job runs here: {name}" if job is None else f"the job has no node {node}")
-        return ShellCommand(
-            argv=tuple(argv), env=job_environment(job.pid, job.run_dir), cwd=RunDir(job.run_dir).work_root
-        )
+        run_dir = RunDir(job.run_dir)
+        env = job_environment(job.pid, job.run_dir)
+        if run_dir.inside.exists():  # which sets the job's own variables there
+            return ShellCommand(argv=("bash", str(run_dir.inside), "--", *argv), env=env, cwd=run_dir.work_root)
+        return ShellCommand(argv=tuple(argv), env=env, cwd=run_dir.work_root)
 
 
 def job_environment(pid: int, run_dir: Path) -> Mapping[str, str]:
-    """What a job's script was given (path, devices) and what it exports to the program.
+    """What a job's script was given (path, devices) and what it exports to the program, unless that is in an image.
 
     DIAMOND_RUN_DIR comes last: by it a process is known to belong to the job, and ended with it.
     """
@@ -38,7 +40,8 @@ def job_environment(pid: int, run_dir: Path) -> Mapping[str, str]:
             given = file.read()
     except OSError as error:
         raise NotFound("the job has just ended") from error
-    own = read_small(RunDir(run_dir).env, _ENV_BYTES) or b""
+    in_image = RunDir(run_dir).inside.exists()
+    own = b"" if in_image else read_small(RunDir(run_dir).env, _ENV_BYTES) or b""
     found: dict[str, str] = {}
     for block in (given, b"DIAMOND_METRICS_FILE=" + os.fsencode(RunDir(run_dir).stream("metrics")) + b"\0", own):
         for pair in block.split(b"\0"):

@@ -15,8 +15,8 @@ from diamond.agent.schedulers.base import Submission
 from diamond.core.rundir import RunDir
 
 
-def spawn(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool) -> subprocess.Popen[bytes]:
-    """Start the job's script.
+def spawn(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool, nice: int = 0) -> subprocess.Popen[bytes]:
+    """Start the job's script; `nice` becomes the shell itself, so its number is the job's.
 
     Raises:
         OSError: there is no bash, no process to be had, or no run directory.
@@ -27,7 +27,7 @@ def spawn(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool) -> su
     try:
         os.set_blocking(out, True)
         return subprocess.Popen(
-            ["bash", str(job.script)],
+            [*(["nice", "-n", str(nice)] if nice else []), "bash", str(job.script)],
             cwd=job.run_dir,
             stdin=subprocess.DEVNULL,
             stdout=out,

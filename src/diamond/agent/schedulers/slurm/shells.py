@@ -13,8 +13,9 @@ from diamond.agent.schedulers.base import ShellCommand
 from diamond.agent.schedulers.slurm.commands import without_slurm
 from diamond.core.scripts import NO_RUN_DIR
 
-# As job.sh does it: modules, then the variables; then the program, by its own words (a subshell that execs runs no
-# builtin). Its exit status is told in the stream: given to srun, it would add a remark of its own.
+# As job.sh does it: modules, then the variables, in the image if there is one; then the program, by its own words (a
+# subshell that execs runs no builtin). Its exit status is told in the stream: given to srun, it would add a remark of
+# its own.
 # $1 is the run directory, $2 the mark, $3 how many modules follow.
 _ENTER = f"""\
 DIAMOND_RUN_DIR=$1 mark=$2 count=$3; shift 3
@@ -26,7 +27,11 @@ fi
 for (( ; count; count-- )); do module load "$1" || exit; shift; done
 export DIAMOND_RUN_DIR DIAMOND_METRICS_FILE=$DIAMOND_RUN_DIR/metrics.jsonl
 cd -- "$DIAMOND_RUN_DIR/work" || exit {NO_RUN_DIR}
-while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+if [[ -e $DIAMOND_RUN_DIR/inside.sh ]]; then
+  set -- "$BASH" "$DIAMOND_RUN_DIR/inside.sh" -- "$@"
+else
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+fi
 trap : HUP INT QUIT TERM USR1 USR2
 exec 3>&2 2> /dev/null
 (exec -- "$@") 2>&3 3>&-

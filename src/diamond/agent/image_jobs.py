@@ -1,0 +1,119 @@
+"""What run directories hold for images: the way into a task's image, and the order of a job that looks after images.
+
+Says what files contain; `staging` writes them. Looks at images, changes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import diamond
+from diamond.agent import programs
+from diamond.agent.image_policy import IMAGES
+from diamond.core.codec import encode
+from diamond.core.images import PAYLOAD_FILE, ImageUse
+from diamond.core.inside import SHIELD, SHIELD_NAME, enter_script, env_script, inside_script
+from diamond.core.rundir import RunDir
+from diamond.core.wire import JobOrder
+
+# The whole of run.sh: nothing an order says is part of it.
+RUN = """\
+# Diamond itself: looks after images, as image-work.json beside this file says.
+exec "$DIAMOND_AGENT_PYTHON" -m diamond.agent.builders "$DIAMOND_RUN_DIR/image-work.json"
+"""
+_ASK_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What run directories depend on beside their orders.
+
+    Attributes:
+        image_root: where images lie; None: in `images` beside the folder of the run directories.
+        binds: what programs in containers should see of this endpoint.
+        modules: environment modules that bring its container runtime.
+        max_image_bytes: of an image that is built here; 0: any.
+    """
+
+    image_root: Path | None = None
+    binds: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    max_image_bytes: int = 0
+
+    def root_for(self, run_dir: RunDir) -> Path:
+        return self.image_root or run_dir.path.parent.parent / IMAGES
+
+
+def why_missing(use: ImageUse) -> str:
+    """Why a job cannot run in this image; empty when it can, as far as a look at it tells."""
+    if use.kind in ("podman", "docker"):
+        said = programs.ask([use.kind, "image", "inspect", "--format", "{{.Id}}", use.path], timeout_s=_ASK_S)
+        return "" if said.status == 0 else f"{use.kind} has no image {use.path} here: {said.err.strip()[-300:]}"
+    try:
+        found = os.stat(use.path)
+    except OSError as error:
+        return f"{use.path}: {error.strerror}"
+    if not os.access(use.path, os.R_OK):
+        return f"{use.path} cannot be read by this account"
+    if stat.S_ISREG(found.st_mode):
+        if use.size_bytes and found.st_size != use.size_bytes:
+            return f"{use.path} has {found.st_size} bytes instead of {use.size_bytes}: it is another image"
+    elif not stat.S_ISDIR(found.st_mode):
+        return f"{use.path} is neither a file nor a folder"
+    return ""
+
+
+def entrance(
+    use: ImageUse, run_dir: RunDir, envs: Mapping[str, str], around: Surroundings, library: str
+) -> dict[Path, bytes]:
+    """The files by which programs get into the image. Those in `shield` are programs.
+
+    Raises:
+        InvalidInput: no runtime could be told of these paths.
+    """
+    path = str(run_dir.path)
+    binds = tuple(dict.fromkeys([*around.binds, *([library] if library else [])]))
+    files = {
+        run_dir.inside: inside_script(use, run_dir=path, binds=binds, modules=around.modules),
+        run_dir.enter: enter_script(use, run_dir=path, library=library),
+        run_dir.env_script: env_script(envs),
+    }
+    if use.kind == "apptainer":
+        files[run_dir.shield / SHIELD_NAME] = SHIELD
+    return {file: text.encode() for file, text in files.items()}
+
+
+def work_file(order: JobOrder, run_dir: RunDir, around: Surroundings) -> bytes:
+    """image-work.json, as `diamond.agent.builders.build.ImageJob` reads it."""
+    raw = {
+        "work": encode(order.work),
+        "root": str(around.root_for(run_dir)),
+        "job_id": order.job_id,
+        "run_dir": str(run_dir.path),
+        "max_image_bytes": around.max_image_bytes,
+    }
+    return json.dumps(raw).encode()
+
+
+def work_envs() -> dict[str, str]:
+    """What makes RUN start this very agent's code, be it installed, one file or a source tree."""
+    place = str(Path(diamond.__file__).parents[1])
+    envs = {"DIAMOND_AGENT_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+    if place not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        envs["PYTHONPATH"] = place
+    return envs
+
+
+def forget_payloads(run_dirs: Iterable[Path]) -> None:
+    """The bytes of an image on its way are needed by nobody once the server knows how the job ended."""
+    for run_dir in run_dirs:
+        with contextlib.suppress(OSError):
+            (RunDir(run_dir).work / PAYLOAD_FILE).unlink()

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Diamond job job_08. Generated; your commands are in run.sh and setup.sh beside it.
+
+# A trap that does something is reset in children, so programs get the signal and this shell outlives them. First of
+# all, since a warning may come at any moment.
+warned=
+trap : HUP INT TERM USR2
+trap 'warned=1' USR1
+cd -- /scratch/me/jobs/job_08 || exit 73
+
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
+
+# A run directory starts once. Whoever makes this file first runs; a second submission of the same job
+# (after a crash between submitting and noting it) ends here without having done anything.
+{ read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; } 2>/dev/null
+fields=(0 ${stat##*) })
+set -o noclobber
+{ printf '%s %s %s\n' "$$" "${fields[20]:-0}" "${boot:-none}" > started; } 2>/dev/null || exit 75
+set +o noclobber
+
+began=${EPOCHREALTIME:-$(date +%s)} more=false
+
+# Room for the exit status was laid down beforehand; writing over it works on a full disk too.
+finish() {
+  local ended=${EPOCHREALTIME:-$(date +%s)}
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  mv -f exit.tmp exit.json
+  exit "$2"
+}
+
+# Your variables are set in the image, where your commands run; out here they could harm this script.
+DIAMOND_BASH=$BASH
+enter() {
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  cd work || exit 73
+}
+
+# What this shell itself says of programs that are killed is noise in your log.
+exec 3>&2 2> /dev/null
+DIAMOND_PYTHON=$(command -v python3 || command -v python3)
+DIAMOND_SRUN=$(command -v srun)
+export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 20000))
+(enter
+ exec "$DIAMOND_SRUN" --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --export=ALL \
+   "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 4 --nodes 2 --warning-file "$DIAMOND_RUN_DIR/warning" -- \
+   "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/inside.sh" run) 2>&3 3>&- &
+child=$!
+trap 'warned=1; : > warning' USR1
+while wait "$child"; code=$?; kill -0 "$child"; do :; done
+wait "$child"; again=$?
+finish run "$((again == 127 ? code : again))"

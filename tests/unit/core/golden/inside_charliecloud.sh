@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Starts a program in the image of this job. Generated; your commands are in run.sh and setup.sh beside it.
+#   inside.sh run | setup     the file of that name
+#   inside.sh -- PROGRAM ...  any other
+run_dir=/scratch/me/jobs/job_01
+image=/images/image
+
+binds=()
+bind() {
+  local other
+  if [[ $1 == /opt ]]; then
+    for other in /opt/*; do [[ $other == /opt/diamond ]] || bind "$other"; done
+    return
+  fi
+  [[ $1 == /?* && $1 != *[:,\"\\]* && $1 != *[[:cntrl:]]* && -e $1 ]] || return
+  for other in "${binds[@]}"; do [[ $1 != "$other" && $1 != "$other"/* ]] || return; done
+  binds+=("$1")
+}
+for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" "${run_dir%/*}" /data '/it'"'"'s'; do bind "$path"; done
+
+# What programs need of this node's environment crosses as `export` lines, in characters that no runtime changes.
+given= fixed=
+pack() {
+  local text=${!1} b=\\
+  text=${text//"$b"/"${b}0134"}
+  text=${text//\'/"${b}0047${b}0134${b}0047${b}0047"}
+  text=${text//\"/"${b}0042"}
+  text=${text//\$/"${b}0044"}
+  text=${text//\`/"${b}0140"}
+  text=${text//$'\n'/"${b}0012"}
+  text=${text//$'\r'/"${b}0015"}
+  text=${text//$'\t'/"${b}0011"}
+  packed="export $1=${b}0047$text${b}0047${b}0012"
+}
+for name in $(compgen -e); do
+  case $name in
+    DIAMOND_*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT)
+      pack "$name"; fixed+=$packed ;;
+    SLURM_*|SLURMD_*|PMI*|OMPI_*|UCX_*|NCCL_*|RCCL_*|FI_*|MPICH_*|OMP_*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|\
+    NVIDIA_*|ROCR_*|HIP_*|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|PYTHONUNBUFFERED|TERM|TZ|HOME|USER|LOGNAME|\
+    SCRATCH|PSCRATCH|WORK|PROJECT|http_proxy|https_proxy|ftp_proxy|all_proxy|no_proxy|\
+    HTTP_PROXY|HTTPS_PROXY|FTP_PROXY|ALL_PROXY|NO_PROXY)
+      pack "$name"; given+=$packed ;;
+    TMPDIR)
+      if [[ -d $TMPDIR ]]; then pack "$name"; given+=$packed; fi ;;
+  esac
+done
+
+find_program() { program=$(command -v ch-run); }
+find_program || {
+  if ! type module; then
+    for init in "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/modules}/init/bash"; do
+      if [[ -r $init ]]; then . "$init"; break; fi
+    done
+  fi
+  for name in cuda 'it'"'"'s'; do module load "$name"; done
+} > /dev/null 2>&1
+if ! find_program; then
+  printf 'diamond: this node (%s) has no %s\n' "${HOSTNAME:-?}" ch-run >&2
+  exit 127
+fi
+flags=(--write-fake)
+for path in "${binds[@]}"; do flags+=("--bind=$path"); done
+if [[ -f $image/ch/environment ]]; then flags+=(--env-no-expand "--set-env=$image/ch/environment"); fi
+for name in $(compgen -e); do
+  case $name in HOME|USER|LOGNAME) ;; *) unset "$name" 2> /dev/null ;; esac
+done
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export DIAMOND_GIVEN=$given DIAMOND_FIXED=$fixed
+exec "$program" "${flags[@]}" "$image" -- /bin/sh "$run_dir/enter.sh" "$@"

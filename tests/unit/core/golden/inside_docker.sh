@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Starts a program in the image of this job. Generated; your commands are in run.sh and setup.sh beside it.
+#   inside.sh run | setup     the file of that name
+#   inside.sh -- PROGRAM ...  any other
+run_dir=/scratch/me/jobs/job_01
+image=python:3.12
+
+binds=()
+bind() {
+  local other
+  if [[ $1 == /opt ]]; then
+    for other in /opt/*; do [[ $other == /opt/diamond ]] || bind "$other"; done
+    return
+  fi
+  [[ $1 == /?* && $1 != *[:,\"\\]* && $1 != *[[:cntrl:]]* && -e $1 ]] || return
+  for other in "${binds[@]}"; do [[ $1 != "$other" && $1 != "$other"/* ]] || return; done
+  binds+=("$1")
+}
+for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" "${run_dir%/*}" /data '/it'"'"'s'; do bind "$path"; done
+
+# What programs need of this node's environment crosses as `export` lines, in characters that no runtime changes.
+given= fixed=
+pack() {
+  local text=${!1} b=\\
+  text=${text//"$b"/"${b}0134"}
+  text=${text//\'/"${b}0047${b}0134${b}0047${b}0047"}
+  text=${text//\"/"${b}0042"}
+  text=${text//\$/"${b}0044"}
+  text=${text//\`/"${b}0140"}
+  text=${text//$'\n'/"${b}0012"}
+  text=${text//$'\r'/"${b}0015"}
+  text=${text//$'\t'/"${b}0011"}
+  packed="export $1=${b}0047$text${b}0047${b}0012"
+}
+for name in $(compgen -e); do
+  case $name in
+    DIAMOND_*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT)
+      pack "$name"; fixed+=$packed ;;
+    SLURM_*|SLURMD_*|PMI*|OMPI_*|UCX_*|NCCL_*|RCCL_*|FI_*|MPICH_*|OMP_*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|\
+    NVIDIA_*|ROCR_*|HIP_*|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|PYTHONUNBUFFERED|TERM|TZ|HOME|USER|LOGNAME|\
+    SCRATCH|PSCRATCH|WORK|PROJECT|http_proxy|https_proxy|ftp_proxy|all_proxy|no_proxy|\
+    HTTP_PROXY|HTTPS_PROXY|FTP_PROXY|ALL_PROXY|NO_PROXY)
+      pack "$name"; given+=$packed ;;
+    TMPDIR)
+      if [[ -d $TMPDIR ]]; then pack "$name"; given+=$packed; fi ;;
+  esac
+done
+
+find_program() { program=$(command -v docker); }
+find_program || {
+  if ! type module; then
+    for init in "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash" "${MODULESHOME:-/usr/share/modules}/init/bash"; do
+      if [[ -r $init ]]; then . "$init"; break; fi
+    done
+  fi
+  for name in cuda 'it'"'"'s'; do module load "$name"; done
+} > /dev/null 2>&1
+if ! find_program; then
+  printf 'diamond: this node (%s) has no %s\n' "${HOSTNAME:-?}" docker >&2
+  exit 127
+fi
+
+flags=()
+if [[ -e /dev/nvidiactl && -n ${CUDA_VISIBLE_DEVICES-all} ]]; then flags+=(--gpus=all); fi
+if [[ -e /dev/kfd ]]; then flags+=(--device=/dev/kfd --device=/dev/dri); fi
+flags+=(--rm --interactive --network=host --ipc=host --pull=never --security-opt=label=disable "--user=$(id -u):$(id -g)")
+if [[ -t 0 && -t 1 ]]; then flags+=(--tty); fi
+for path in "${binds[@]}"; do flags+=("--volume=$path:$path"); done
+export DIAMOND_RUN_DIR=$run_dir DIAMOND_GIVEN=$given DIAMOND_FIXED=$fixed
+exec "$program" run "${flags[@]}" --env=DIAMOND_RUN_DIR --env=DIAMOND_GIVEN --env=DIAMOND_FIXED \
+  "--workdir=$run_dir/work" --entrypoint=/bin/sh "$image" "$run_dir/enter.sh" "$@"
