@@ -14,12 +14,21 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An endpoint as the planner sees it. `facts` is None until its agent has spoken once."""
+    """An endpoint as the planner sees it. `facts` is None until its agent has spoken once.
+
+    Attributes:
+        rank: how far away what the task needs is (its image): the smaller, the better.
+        note: a reason for or against it that follows from that, for people.
+        obstacle: what makes the task impossible there beyond what the facts say.
+    """
 
     name: str
     online: bool
     facts: EndpointFacts | None
     usage: EndpointUsage | None = None
+    rank: int = 0
+    note: str = ""
+    obstacle: Obstacle | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +43,8 @@ class Placement:
 
 
 def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
-    """Choose among the endpoints that can run the task: online first, then free now, then the shortest queue."""
+    """Choose among the endpoints that can run the task: online first, then those that have what it needs, then free
+    now, then the shortest queue."""
     obstacles: dict[str, Obstacle] = {}
     undecided: list[str] = []
     fitting: list[Candidate] = []
@@ -43,7 +53,7 @@ def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
             obstacles[candidate.name] = Obstacle(field="resources.infra", text="the task names another endpoint")
         elif candidate.facts is None:
             undecided.append(candidate.name)
-        elif obstacle := find_obstacle(spec, candidate.facts):
+        elif obstacle := find_obstacle(spec, candidate.facts) or candidate.obstacle:
             obstacles[candidate.name] = obstacle
         else:
             fitting.append(candidate)
@@ -80,8 +90,6 @@ def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
         )
     if not facts.partitions and need.gpus > gpus_of(facts.gpus_per_node, need.gpu_type):
         return Obstacle(field="resources.accelerators", text=_gpu_shortage(facts, need.accelerators or ""))
-    if need.image_id and not facts.runtimes:
-        return Obstacle(field="resources.image_id", text="it has no container runtime")
     choice = choose(spec, facts)
     return choice if isinstance(choice, Obstacle) else None
 
@@ -91,9 +99,9 @@ def _gpu_shortage(facts: EndpointFacts, asked: str) -> str:
     return f"its nodes have {have}, the task asks for {asked}"
 
 
-def _rank(spec: TaskSpec, candidate: Candidate) -> tuple[bool, bool, int, str]:
+def _rank(spec: TaskSpec, candidate: Candidate) -> tuple[bool, int, bool, int, str]:
     queued = candidate.usage.jobs_queued if candidate.usage else 0
-    return (not candidate.online, not _free_now(spec, candidate), queued, candidate.name)
+    return (not candidate.online, candidate.rank, not _free_now(spec, candidate), queued, candidate.name)
 
 
 def _free_now(spec: TaskSpec, candidate: Candidate) -> bool:
@@ -116,6 +124,8 @@ def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate], choi
         why.append(f"{best.name} is the best of {len(fitting)} endpoints that can run it")
     if choice.why:
         why.append(choice.why)
+    if best.note:
+        why.append(best.note)
     why.append("its agent is online" if best.online else "its agent is offline now: the task waits until it returns")
     if best.online:
         why.append("enough is free right now" if _free_now(spec, best) else _queue_text(best))

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from diamond.core.errors import DiamondError
 from diamond.server.api import ROUTERS
 from diamond.server.api.answers import ERROR_HANDLERS, Json
 from diamond.server.api.documents import document
@@ -24,7 +25,7 @@ from diamond.server.hub import Hub
 from diamond.server.limits import BodyLimit
 from diamond.server.logs import RequestLog
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
-from diamond.server.services import endpoints, planning, tasks
+from diamond.server.services import endpoints, image_copies, planning, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.shells import ShellLimits, ShellTable
 from diamond.server.settings import Settings
@@ -125,12 +126,15 @@ async def keep_planning(runtime: Runtime) -> None:
 
 
 async def keep_sweeping(runtime: Runtime) -> None:
-    """Remove uploads nobody finished, once a day."""
+    """Remove uploads nobody finished and copies of images nobody fetches, once a day."""
     older_than_s = runtime.settings.partial_upload_days * 86_400
     with runtime.hub.subscribe() as subscription:
         while not runtime.hub.closing:
-            with suppress(OSError):
+            with suppress(OSError, DiamondError):
                 swept = await run_in_threadpool(runtime.ctx.blobs.sweep_partials, older_than_s)
                 if swept:
                     log.info("removed %d unfinished uploads", swept)
+                payloads = await run_in_threadpool(image_copies.sweep_payloads, runtime.ctx)
+                if payloads:
+                    log.info("removed %d images' payloads that nobody fetched", payloads)
             await subscription.wait(_SWEEP_EVERY_S)

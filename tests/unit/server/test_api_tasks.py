@@ -226,7 +226,7 @@ def test_prometheus_text_has_templates_and_no_ids(world: World) -> None:
     world.run(ask)
 
 
-WITHOUT_BODY = ("/cancel", "/goodbye", "/{name}/enrolment", "/rotate", "/revoke", "/token/confirm")
+WITHOUT_BODY = ("/cancel", "/goodbye", "/{name}/enrolment", "/rotate", "/revoke", "/token/confirm", "/images/prune")
 
 
 def test_every_route_is_documented(world: World) -> None:

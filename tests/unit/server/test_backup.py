@@ -19,8 +19,18 @@ from diamond.core.wire import Hello, JobReport, Report, StreamChunk
 from diamond.server import backup as backups
 from diamond.server.hub import Hub
 from diamond.server.main import make_context, open_database, server_lock
-from diamond.server.services import agents, bootstrap, endpoints, tasks, tokens
+from diamond.server.services import (
+    agents,
+    bootstrap,
+    endpoints,
+    image_builds,
+    image_drafts,
+    images,
+    tasks,
+    tokens,
+)
 from diamond.server.settings import Settings, load_settings
+from testing.image_agent import ImageAgent
 
 LOG = b"line\n" * 1000
 METRICS = b'{"step": 1, "loss": 0.5}\n'
@@ -68,6 +78,10 @@ def fill(settings: Settings) -> dict[str, Any]:
     ctx.blobs.put_bytes(digest, b"hello")
     other = "sha256:" + "0" * 64
     ctx.blobs.put_chunk(other, 100, 0, [b"unfinished"])
+    images_agent = ImageAgent(ctx, user_id, "builder")
+    image_builds.build(ctx, user_id, {"name": "env", "base": "docker://x:1", "envs": {"A": "ü"}}, endpoint="builder")
+    images_agent.finish()
+    image_drafts.create(ctx, user_id, {"base": "docker://y:1"})
     found = look(settings, token) | {"token": token, "epoch": ctx.epoch, "digest": digest, "partial": other}
     database.close()
     return found
@@ -88,6 +102,8 @@ def look(settings: Settings, token: str) -> dict[str, Any]:
         "task": task,
         "log": ctx.streams.read(task.jobs[0].id, "log", 0, 10**6).data,
         "series": ctx.series.keys(task.jobs[0].id),
+        "images": [images.get(ctx, user_id, item.id) for item in images.list_images(ctx, user_id)[0]],
+        "drafts": image_drafts.list_drafts(ctx, user_id),
         "endpoints": [item.facts for item in endpoints.list_endpoints(ctx, user_id)],
         "events": [tuple(event) for event in events],
         "counters": [tuple(counter) for counter in counters],
@@ -104,7 +120,9 @@ def test_everything_comes_back(database_url: str, other_url: str, tmp_path: Path
     before = fill(source)
     said: list[str] = []
     made = backups.backup(source, tmp_path / name, progress=lambda what, *_: said.append(what))
-    assert made.tables["tasks"] == 1 and made.epoch == before["epoch"] and "files" in said
+    assert (
+        made.tables["tasks"] == 2 and made.tables["replicas"] == 1 and made.epoch == before["epoch"] and "files" in said
+    )
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert not list(tmp_path.glob(".backup-*"))
     backups.restore(tmp_path / name, target)

@@ -28,6 +28,8 @@ _TAGS = [
     {"name": "events", "description": "What happened, in order, by cursor or as a live stream."},
     {"name": "endpoints", "description": "Clusters and machines that agents speak for."},
     {"name": "enrolment", "description": "How an agent comes to speak for an endpoint, and changes its token."},
+    {"name": "images", "description": "Software environments: built from recipes, shared, copied, and run in."},
+    {"name": "image-drafts", "description": "Recipes in the making, step by step."},
     {"name": "bundles", "description": "Folders as lists of content-addressed files."},
     {"name": "blobs", "description": "Upload and download of file contents, resumable."},
     {"name": "agent", "description": "What an endpoint's agent asks and reports. Needs an agent token."},

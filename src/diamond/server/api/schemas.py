@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from diamond.core.bases import Base
 from diamond.core.endpoints import Endpoint, QueueEntry
 from diamond.core.enrolment import Enrolment
 from diamond.core.events import Event
+from diamond.core.image_views import ImageDraft
+from diamond.core.images import Image, ImageFacts, ImageUse, Lock
+from diamond.core.recipes import Recipe
 from diamond.core.tasks import Output, Task, TaskSpec
 
 
@@ -37,6 +41,17 @@ class NewTask:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedImage:
+    """What a task would run in. `how`: "ready", "waiting", "linked", "copied", "rebuilt" or "built" first."""
+
+    name: str
+    image_id: str
+    how: str
+    why: str
+    use: ImageUse | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """What a task would become: where it would run and why, and exactly which files would run there."""
 
@@ -50,6 +65,7 @@ class TaskPlan:
     time_limit_s: int | None  # of one job
     partition: str
     jobs: int  # how many jobs, one after the other, it is expected to take
+    image: PlannedImage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,3 +241,110 @@ class Info:
     data_dir: str
     database: str
     counts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewImage:
+    """Without `endpoint` one is chosen. `where` ("login", "batch") is over what the recipe says; `fresh` builds every
+    step anew, as another image of the same name."""
+
+    recipe: Recipe
+    endpoint: str | None = None
+    where: str | None = None
+    fresh: bool = False
+    visibility: str = "private"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageQuestion:
+    """The body of POST /images/plan."""
+
+    recipe: Recipe
+    endpoint: str | None = None
+    where: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePage:
+    """Newest first, without `recipe` and `used_by`. Pass `next_cursor` as `cursor` for the next page."""
+
+    images: list[Image]
+    next_cursor: str | None
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedImage:
+    """What an export says of its image. `payload` was uploaded: a blob's digest, or the reference of a bundle of it."""
+
+    recipe: Recipe
+    facts: ImageFacts
+    payload: str
+    lock: Lock | None = None
+    name: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """`visibility`: "private", "project" (every user of this installation) or "public"."""
+
+    visibility: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTarget:
+    endpoint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """Whose result to take; any that is ready when left out."""
+
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTest:
+    """Without `command`, the recipe's own validation command."""
+
+    command: str | None = None
+    endpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRemoval:
+    """Where it was removed, and the tasks that tidy up there."""
+
+    removed: list[str]
+    tasks: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseList:
+    bases: list[Base]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewDraft:
+    """Empty, or begun with a recipe."""
+
+    recipe: Recipe | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftChange:
+    """`version`: of the draft this change was made from."""
+
+    version: int
+    contents: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftVersion:
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftList:
+    drafts: list[ImageDraft]

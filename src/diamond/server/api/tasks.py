@@ -107,6 +107,9 @@ def list_tasks(
     id_prefix: Annotated[str | None, Query(max_length=60, description="Only ids that begin like this.")] = None,
     limit: Annotated[int, Query(ge=1, le=tasks.MAX_PAGE, description="Tasks on a page.")] = 50,
     cursor: Annotated[str | None, Query(max_length=60, description="`next_cursor` of the page before.")] = None,
+    kind: Annotated[
+        str, Query(max_length=20, description="`command`, or what looks after images: `build`, `transfer`; or `all`.")
+    ] = "command",
 ) -> Response:
     page, next_cursor, total = tasks.list_tasks(
         ctx,
@@ -116,6 +119,7 @@ def list_tasks(
         limit=limit,
         cursor=cursor,
         id_prefix=id_prefix,
+        kind=kind,
     )
     rows = [{key: value for key, value in encode(task).items() if key not in _DETAIL} for task in page]
     return Json({"tasks": rows, "next_cursor": next_cursor, "total": total})

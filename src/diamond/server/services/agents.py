@@ -14,6 +14,7 @@ from diamond.core.codec import decode, encode
 from diamond.core.endpoints import ONLINE_WITHIN_S
 from diamond.core.errors import Conflict, InvalidInput, NotFound, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
+from diamond.core.images import ImageUse
 from diamond.core.reasons import Reason
 from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, TaskState, job_advances
 from diamond.core.tasks import Output, TaskSpec
@@ -29,9 +30,9 @@ from diamond.core.wire import (
     StreamChunk,
     Welcome,
 )
-from diamond.server.services import chains, lifecycle
+from diamond.server.services import chains, image_work, lifecycle
 from diamond.server.services.context import Context
-from diamond.server.services.planning import is_online
+from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow
 
@@ -176,7 +177,7 @@ def desired(
             .join(UserRow, UserRow.id == TaskRow.owner_id)
             .where(*mine)
             .order_by(JobRow.revision)
-            .options(undefer(TaskRow.spec))
+            .options(undefer(TaskRow.spec), undefer(TaskRow.work))
         ).all()
         orders = [_order(job, task, user) for job, task, user in rows]
     held = ctx.streams.sizes([order.job_id for order in orders]) if full else {}
@@ -208,6 +209,8 @@ def _order(job: JobRow, task: TaskRow, user: str) -> JobOrder:
         continues=job.continues or "",
         after=job.after or "",
         user=user,
+        image=decode(ImageUse, job.image) if job.image else None,
+        work=image_work.order_of(task) if task.kind != "command" else None,
     )
 
 

@@ -62,6 +62,7 @@ def queue_ahead(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> b
             chained=True,
             continues=job.id,
             after=job.id,
+            image=job.image,
             created_at=ctx.clock(),
             detail="",
             pending_reason="",

@@ -11,14 +11,15 @@ from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage, Queue
 from diamond.core.enrolment import ENDPOINT_NAME
 from diamond.core.errors import Conflict, InvalidInput, NotFound
 from diamond.core.ids import new_id
+from diamond.core.images import ReplicaState
 from diamond.core.reasons import Reason
 from diamond.core.resources import Resources
 from diamond.core.states import FINAL_JOB_STATES, JobState
 from diamond.server.services import chains, enrolment, lifecycle, tokens
 from diamond.server.services.context import Context
-from diamond.server.services.planning import is_online
+from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
-from diamond.server.store.models import EndpointRow, JobRow, TaskRow
+from diamond.server.store.models import EndpointRow, JobRow, ReplicaRow, TaskRow
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_QUEUE = 1000
@@ -108,6 +109,12 @@ def remove(ctx: Context, user_id: str, name: str, *, force: bool = False) -> int
             job.state, job.reason, job.ended_at = JobState.FAILED.value, Reason.LOST.value, now
             job.detail = f"its endpoint {name} was removed"
             topics |= {f"task:{task.id}"} | chains.drop(ctx, session, lifecycle.follow_job(session, task, job, now))
+        # What lay there is out of reach; what was being made there ends with its task.
+        session.execute(
+            sa.update(ReplicaRow)
+            .where(ReplicaRow.endpoint_id == row.id, ReplicaRow.state == ReplicaState.READY.value)
+            .values(state=ReplicaState.GONE.value, settled_at=now, detail=f"its endpoint {name} was removed")
+        )
         record_event(
             session, at=now, kind="endpoint.removed", owner_id=user_id, endpoint_id=row.id, data={"name": name}
         )

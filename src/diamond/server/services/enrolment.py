@@ -21,7 +21,7 @@ from diamond.core.faults import fault_point
 from diamond.core.ids import new_id
 from diamond.server.services import agents
 from diamond.server.services.context import Context
-from diamond.server.services.planning import is_online
+from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
 from diamond.server.store.models import EndpointRow, EnrolmentRow, TokenRow
 

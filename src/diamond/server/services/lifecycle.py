@@ -12,11 +12,12 @@ from sqlalchemy.orm import Session
 
 from diamond.core.codec import decode
 from diamond.core.durations import format_duration
+from diamond.core.images import ReplicaState
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.states import Desired, JobState, TaskState, may_follow
 from diamond.core.tasks import RetryPolicy
 from diamond.server.store.db import record_event
-from diamond.server.store.models import JobRow, TaskRow
+from diamond.server.store.models import JobRow, ReplicaRow, TaskRow
 
 _IDLE_S = 10
 _IDLE_LINKS = 3
@@ -58,6 +59,8 @@ def follow_job(session: Session, task: TaskRow, job: JobRow, now: float) -> list
     if task.desired == Desired.CANCEL and reason is not Reason.COMPLETED:
         reason = Reason.CANCELLED
     successor = _successor(session, task)
+    if reason is Reason.IMAGE_MISSING and _fetch_image_again(session, task, job, now):
+        return [successor] if successor is not None else []
     if _go_on(session, task, job, reason, successor, now):
         return follow_job(session, task, successor, now) if successor is not None else []
     if reason is Reason.CONTINUED:  # it goes on too often
@@ -99,6 +102,31 @@ def _go_on(session: Session, task: TaskRow, job: JobRow, reason: Reason, success
     task.attempt = successor.attempt
     task.pending_reason = successor.pending_reason
     return move(session, task, TaskState.QUEUED, now)
+
+
+def _fetch_image_again(session: Session, task: TaskRow, job: JobRow, now: float) -> bool:
+    """The image was not where it should be: what is known of it is wrong. Once, the task waits for it to be brought
+    again; a place that loses it twice is not trusted."""
+    if task.image_id is None:
+        return False
+    where = [ReplicaRow.image_id == task.image_id, ReplicaRow.endpoint_id == job.endpoint_id]
+    lost = session.scalars(sa.select(ReplicaRow).where(*where, ReplicaRow.state == ReplicaState.READY.value)).all()
+    for replica in lost:
+        if replica.ready_at is None or replica.ready_at <= job.created_at:  # it may have been brought again meanwhile
+            replica.state, replica.settled_at = ReplicaState.GONE.value, now
+            replica.detail = f"job {job.id} did not find it: {job.detail}"[:1000]
+    missed = sa.select(sa.func.count()).select_from(JobRow)
+    session.flush()
+    times = session.execute(
+        missed.where(JobRow.task_id == task.id, JobRow.reason == Reason.IMAGE_MISSING.value)
+    ).scalar_one()
+    if times > 1 or task.desired == Desired.CANCEL:
+        return False
+    task.next_attempt_at = now
+    task.work = None
+    task.pending_reason = "its image was not where it should be on the endpoint; it is brought there again"
+    data = {"reason": Reason.IMAGE_MISSING.value, "detail": job.detail, "next": "the image is brought again"}
+    return move(session, task, TaskState.PENDING, now, data)
 
 
 def _is_idling(session: Session, task: TaskRow) -> bool:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
 from diamond.core.codec import decode, encode
-from diamond.core.endpoints import ONLINE_WITHIN_S, EndpointFacts, EndpointUsage
 from diamond.core.errors import InvalidInput
 from diamond.core.ids import new_id
+from diamond.core.images import ImageUse
 from diamond.core.reasons import MEANINGS, Reason
-from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.planner.partitions import Choice
 from diamond.planner.placement import Candidate, Placement, place
-from diamond.server.services import lifecycle
+from diamond.server.services import image_placing, image_settling, image_work, lifecycle, snapshots
 from diamond.server.services.chains import next_revision, time_left
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, IdempotencyRow, JobRow, TaskRow
+from diamond.server.services.image_placing import Failed, Need
+from diamond.server.services.snapshots import is_online
+from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
 
 _BATCH = 200
 _LOOK_AGAIN_S = 30.0
-_SNAPSHOT = "endpoints"
 _LATER = "later"
 
 
@@ -47,7 +45,9 @@ def place_task(
     Raises:
         InvalidInput: with `refuse_impossible`, when no known endpoint could ever run it.
     """
-    rows = _endpoints(session)
+    if task.kind != "command":
+        return _place_work(ctx, session, task, spec)
+    rows = snapshots.endpoints(session)
     before = _newest_job(session, task)
     if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
         # A chain goes on where its files are.
@@ -56,23 +56,116 @@ def place_task(
             detail = "the endpoint that holds its files was removed"
             lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail=detail)
             return Placed(topics=[f"task:{task.id}", "events"])
-    placement = place(spec, [_candidate(ctx, row) for row in rows])
+    if failed := image_placing.disappointed(session, task):
+        return _end_without_image(ctx, session, task, failed)
+    need = image_placing.look(ctx, session, task, spec, rows)
+    placement = place(spec, candidates(ctx, rows, need))
     if placement.endpoint is None:
         if refuse_impossible:
-            _refuse(spec, placement)
-        task.pending_reason = _waiting_text(spec, placement)
+            refuse(spec, placement)
+        task.pending_reason = waiting_text(spec, placement)
         return Placed(topics=[f"task:{task.id}", "events"])
     endpoint = next(row for row in rows if row.name == placement.endpoint)
+    use = need.uses.get(endpoint.id) if need is not None else None
+    if need is not None and use is None:
+        return _bring_image(ctx, session, task, need, endpoint)
     limit_s = time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
         lifecycle.end_task(session, task, ctx.clock(), reason=Reason.TIME_LIMIT, detail=detail)
         return Placed(topics=[f"task:{task.id}", "events"])
-    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before)
+    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use)
     return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
 
-def _one_job(left_s: int | None, choice: Choice) -> tuple[int | None, bool]:
+def candidates(ctx: Context, rows: list[EndpointRow], need: Need | None) -> list[Candidate]:
+    if need is None:
+        return [snapshots.candidate(ctx, row) for row in rows]
+    return [
+        snapshots.candidate(ctx, row, rank=need.rank(row), note=need.note(row), obstacle=need.obstacles.get(row.id))
+        for row in rows
+    ]
+
+
+def _bring_image(ctx: Context, session: Session, task: TaskRow, need: Need, endpoint: EndpointRow) -> Placed:
+    """The task waits while its image is made at the endpoint, and goes on by itself."""
+    assert need.image is not None
+    now = ctx.clock()
+    way = need.ways[endpoint.id]
+    replica, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint)
+    topics = place_made(ctx, session, made)
+    if image_placing.wait_for(task, replica):
+        data = {"image": need.image.name, "endpoint": endpoint.name, "how": way.how, "why": way.why}
+        lifecycle.record(session, task, "task.image", now, {**data, "task": replica.task_id})
+    task.pending_reason = image_placing.waiting_text(session, need.image, replica)
+    return Placed(topics=[f"task:{task.id}", "events", *topics])
+
+
+def place_made(ctx: Context, session: Session, made: list[TaskRow]) -> list[str]:
+    """Place tasks that look after images, just made; topics to be woken."""
+    topics: list[str] = []
+    for work in made:
+        topics += place_task(ctx, session, work, decode(TaskSpec, work.spec)).topics
+    return topics
+
+
+def _end_without_image(ctx: Context, session: Session, task: TaskRow, failed: Failed) -> Placed:
+    lifecycle.end_task(session, task, ctx.clock(), reason=Reason.IMAGE_FAILED, detail=failed.text)
+    return Placed(topics=[f"task:{task.id}", "events", "planning"])
+
+
+def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -> Placed:
+    """A job that looks after images has its endpoint from the start; it may wait for another, or for its base."""
+    waits = Placed(topics=[f"task:{task.id}", "events"])
+    endpoint = next((row for row in snapshots.endpoints(session) if row.id == task.endpoint_id), None)
+    if endpoint is None:
+        lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail="its endpoint was removed")
+        return replace(waits, topics=[*waits.topics, "planning"])
+    state = image_placing.export_state(ctx, session, task)
+    if not state:
+        state, topics = _base_state(ctx, session, task, endpoint)
+        waits = replace(waits, topics=[*waits.topics, *topics])
+    if isinstance(state, Failed):
+        return _end_without_image(ctx, session, task, state)
+    if state:
+        task.pending_reason = state
+        return waits
+    choice = Choice()  # beside the scheduler, its partitions do not matter
+    order = image_work.order_of(task)
+    if order is not None and order.where == "batch":
+        placement = place(spec, [snapshots.candidate(ctx, endpoint)])
+        if placement.endpoint is None:
+            task.pending_reason = waiting_text(spec, placement)
+            return waits
+        choice = placement.choice
+    job = _add_job(ctx, session, task, endpoint, choice, time_left(session, task, spec), None)
+    job.chained = False  # a build does not go on where another stopped; its finished steps are kept
+    return Placed(topics=[*waits.topics, f"endpoint:{endpoint.id}"], endpoint=endpoint, job=job)
+
+
+def _base_state(ctx: Context, session: Session, task: TaskRow, endpoint: EndpointRow) -> tuple[str | Failed, list[str]]:
+    """What a build waits for: nothing once the image it builds on is there and its order says where."""
+    base_id = str((task.work or {}).get("base_id") or "")
+    if not base_id:
+        return "", []
+    if failed := image_placing.disappointed(session, task, "base_replica_id"):
+        return failed, []
+    base = session.get(ImageRow, base_id, options=[undefer(ImageRow.recipe)])
+    if base is None or base.removed_at is not None:
+        return Failed(text="the image it builds on was removed"), []
+    need = image_placing.need_image(ctx, session, base, [endpoint], task=task)
+    if (use := need.uses.get(endpoint.id)) is not None:
+        image_work.give_base(task, use)
+        return "", []
+    if obstacle := need.obstacles.get(endpoint.id):
+        return Failed(text=f"the image it builds on cannot be had: {obstacle.text}"), []
+    replica, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint)
+    image_placing.wait_for(task, replica, "base_replica_id")
+    text = image_placing.waiting_text(session, base, replica).replace("its image", "its base, image", 1)
+    return text, place_made(ctx, session, made)
+
+
+def one_job(left_s: int | None, choice: Choice) -> tuple[int | None, bool]:
     """The time limit of the next job of a task that may run for `left_s`, and whether it needs more than that one."""
     limits = [limit for limit in (left_s, choice.walltime_s) if limit is not None]
     is_longer = left_s is not None and choice.walltime_s is not None and left_s > choice.walltime_s
@@ -95,6 +188,7 @@ def _add_job(
     choice: Choice,
     left_s: int | None,
     before: JobRow | None,
+    use: ImageUse | None = None,
 ) -> JobRow:
     """The task's next job there. `left_s`: how long the task may still run in all."""
     now = ctx.clock()
@@ -108,7 +202,7 @@ def _add_job(
     task.endpoint_id = endpoint.id
     task.next_attempt_at = None
     task.pending_reason, task.expected_start_at = "", None
-    limit_s, is_longer = _one_job(left_s, choice)
+    limit_s, is_longer = one_job(left_s, choice)
     goes_on = (
         before is not None and before.endpoint_id == endpoint.id and MEANINGS[Reason(before.reason or "LOST")].resumes
     )
@@ -125,6 +219,7 @@ def _add_job(
         gpu_type=choice.gpu_type,
         chained=is_longer or (before is not None and before.chained),
         continues=before.id if before is not None and goes_on else None,
+        image=encode(use) if use is not None else None,
         created_at=now,
         detail="",
         pending_reason="",
@@ -132,6 +227,8 @@ def _add_job(
         hosts=[],
     )
     add_after_task(session, job)
+    if use is not None and use.image_id:
+        image_placing.note_use(session, use.image_id, endpoint.id, now)
     lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
     return job
 
@@ -147,6 +244,7 @@ def add_after_task(session: Session, row: JobRow | IdempotencyRow) -> None:
 
 def run_due(ctx: Context) -> float | None:
     """Place every pending task that is due; returns when to look again (None: when something changes)."""
+    image_settling.settle(ctx)
     now = ctx.clock()
     with ctx.db.read() as session:
         pending = sa.select(TaskRow.id, TaskRow.next_attempt_at).where(TaskRow.state == TaskState.PENDING.value)
@@ -173,28 +271,33 @@ def _rescue(ctx: Context) -> int:
     # A link of a chain stays where its files are.
     untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None), JobRow.chained.is_(False))
     with ctx.db.read() as session:  # nearly always there is nothing to do, and writers queue
-        silent = [row.id for row in _endpoints(session) if not is_online(row.last_seen_at, ctx.clock())]
+        silent = [row.id for row in snapshots.endpoints(session) if not is_online(row.last_seen_at, ctx.clock())]
         if (
             not silent
             or not session.scalars(sa.select(JobRow.id).where(JobRow.endpoint_id.in_(silent), *untold).limit(1)).all()
         ):
             return 0
     with ctx.db.write() as session:
-        rows = _endpoints(session, lock=True)
-        candidates = [_candidate(ctx, row) for row in rows]
+        rows = snapshots.endpoints(session, lock=True)
         found = session.execute(
             sa.select(JobRow, TaskRow)
             .join(TaskRow, TaskRow.id == JobRow.task_id)
-            .where(JobRow.endpoint_id.in_(silent), *untold)
+            .where(JobRow.endpoint_id.in_(silent), *untold, TaskRow.kind == "command")
             .order_by(JobRow.id)
             .limit(_BATCH)
             .options(undefer(TaskRow.spec))
         ).all()
         topics: set[str] = set()
         for job, task in found:
-            placement = place(decode(TaskSpec, task.spec), [c for c in candidates if c.online])
+            spec = decode(TaskSpec, task.spec)
+            need = image_placing.look(ctx, session, task, spec, rows)
+            # Only where its image is ready: the job exists already and cannot wait for one.
+            there = rows if need is None else [row for row in rows if row.id in need.uses]
+            placement = place(spec, [one for one in candidates(ctx, there, need) if one.online])
             target = next((row for row in rows if row.name == placement.endpoint), None)
             if target is not None:
+                use = need.uses[target.id] if need is not None else None
+                job.image = encode(use) if use is not None else None
                 _move(ctx, session, task, job, target, placement.choice)
                 topics |= {f"task:{task.id}", f"endpoint:{target.id}", "events"}
     ctx.hub.notify(*topics)
@@ -203,7 +306,7 @@ def _rescue(ctx: Context) -> int:
 
 def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: EndpointRow, choice: Choice) -> None:
     left_s = time_left(session, task, decode(TaskSpec, task.spec))
-    job.time_limit_s, job.chained = _one_job(left_s, choice)
+    job.time_limit_s, job.chained = one_job(left_s, choice)
     job.partition, job.gpu_type, job.continues = choice.partition, choice.gpu_type, None
     job.revision = next_revision(session, target.id)
     job.endpoint_id = task.endpoint_id = target.id
@@ -211,12 +314,12 @@ def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: En
 
 
 def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[list[str], int]:
-    _endpoints(session, lock=True)
+    snapshots.endpoints(session, lock=True)
     rows = session.scalars(
         sa.select(TaskRow)
         .where(TaskRow.id.in_(task_ids), TaskRow.state == TaskState.PENDING.value)
         .order_by(TaskRow.priority.desc(), TaskRow.id)
-        .options(undefer(TaskRow.spec))
+        .options(undefer(TaskRow.spec), undefer(TaskRow.work))
         .with_for_update(skip_locked=True)
     ).all()
     topics: set[str] = set()
@@ -230,52 +333,7 @@ def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[l
     return sorted(topics), placed
 
 
-def explain(ctx: Context, session: Session, spec: TaskSpec) -> dict[str, Any]:
-    """The dry run: where it would go and why, and exactly what would run there."""
-    rows = _endpoints(session)
-    placement = place(spec, [_candidate(ctx, row) for row in rows])
-    if placement.endpoint is None:
-        _refuse(spec, placement)
-    chosen = next((row for row in rows if row.name == placement.endpoint), None)
-    facts = decode(EndpointFacts, chosen.facts) if chosen and chosen.facts else None
-    limit_s, chained = _one_job(spec.max_duration, placement.choice)
-    run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
-    script = job_script(
-        ScriptPlan(
-            job_id="JOB_ID",
-            run_dir=f"{run_root}/JOB_ID",
-            ranks_per_node=spec.ranks_per_node,
-            has_setup=bool(spec.setup),
-            scheduler=facts.scheduler if facts else "local",
-            num_nodes=spec.num_nodes,
-            chained=chained,
-            modules=spec.slurm.modules,
-        )
-    )
-    files = {"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {})
-    envs = job_envs(
-        task_id="TASK_ID",
-        task_name=spec.name or "",
-        job_id="JOB_ID",
-        attempt=1,
-        num_nodes=spec.num_nodes,
-        user_envs=spec.envs,
-    )
-    return {
-        "spec": encode(spec),
-        "endpoint": placement.endpoint,
-        "why": list(placement.why) or [_waiting_text(spec, placement)],
-        "others": {name: obstacle.text for name, obstacle in placement.obstacles.items()},
-        "script": script,
-        "files": files,
-        "envs": envs,
-        "time_limit_s": limit_s,
-        "partition": placement.choice.partition,
-        "jobs": math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
-    }
-
-
-def _refuse(spec: TaskSpec, placement: Placement) -> None:
+def refuse(spec: TaskSpec, placement: Placement) -> None:
     """Say no at once to what no known endpoint can ever do; wait only for what may still become possible."""
     infra = spec.resources.infra
     known = sorted([*placement.obstacles, *placement.undecided])
@@ -299,7 +357,7 @@ def _refuse(spec: TaskSpec, placement: Placement) -> None:
     )
 
 
-def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
+def waiting_text(spec: TaskSpec, placement: Placement) -> str:
     if placement.undecided:
         return f"waiting for the agent of {', '.join(placement.undecided)} to connect for the first time"
     if not placement.obstacles:
@@ -311,42 +369,11 @@ def _waiting_text(spec: TaskSpec, placement: Placement) -> str:
 
 def begin_batch(session: Session) -> None:
     """Let every task of this transaction be placed by one look at the endpoints; to be ended by `end_batch`."""
-    session.info[_SNAPSHOT] = _endpoints(session)
+    snapshots.keep(session)
     session.info[_LATER] = []
 
 
 def end_batch(session: Session) -> None:
     session.flush()
     session.add_all(session.info.pop(_LATER))
-    session.info.pop(_SNAPSHOT)
-
-
-def _endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
-    if not lock and _SNAPSHOT in session.info:
-        return list(session.info[_SNAPSHOT])
-    query = sa.select(EndpointRow).where(EndpointRow.removed_at.is_(None)).order_by(EndpointRow.name)
-    return list(session.scalars(query.with_for_update() if lock else query).all())
-
-
-def _candidate(ctx: Context, row: EndpointRow) -> Candidate:
-    return Candidate(
-        name=row.name,
-        online=is_online(row.last_seen_at, ctx.clock()),
-        facts=_facts(row),
-        usage=decode(EndpointUsage, row.usage) if row.usage else None,
-    )
-
-
-def is_online(last_seen_at: float | None, now: float) -> bool:
-    return last_seen_at is not None and now - last_seen_at < ONLINE_WITHIN_S
-
-
-def _facts(row: EndpointRow) -> EndpointFacts | None:
-    """What the row says of its endpoint; decoded once: a cluster's facts are long, and a batch has many tasks."""
-    if not row.facts:
-        return None
-    known: tuple[object, EndpointFacts] | None = row.__dict__.get("_decoded_facts")
-    if known is None or known[0] is not row.facts:
-        known = (row.facts, decode(EndpointFacts, row.facts))
-        row.__dict__["_decoded_facts"] = known
-    return known[1]
+    snapshots.forget(session)

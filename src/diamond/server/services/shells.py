@@ -29,7 +29,7 @@ from diamond.core.shells import NewShell, Shell, ShellEnd, ShellOrder
 from diamond.core.states import FINAL_JOB_STATES, JobState, TaskState
 from diamond.server.services import tasks
 from diamond.server.services.context import Context
-from diamond.server.services.planning import is_online
+from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow
 
@@ -270,6 +270,8 @@ def find_place(ctx: Context, user_id: str, task_id: str, asked: NewShell) -> Pla
     """
     with ctx.db.read() as session:
         task = tasks.find(session, user_id, task_id)
+        if task.owner_id != user_id:  # the build of an image that is shared can be looked at, not entered
+            raise NotFound(f"there is no task {task_id[:60]!r}", hint="`diamond ps -a` lists your tasks")
         # Not simply the newest: of a chain, the next job may already wait behind the one that runs.
         running = [JobRow.task_id == task.id, JobRow.state == JobState.RUNNING.value]
         job = session.scalars(sa.select(JobRow).where(*running).order_by(JobRow.attempt.desc()).limit(1)).one_or_none()

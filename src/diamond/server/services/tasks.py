@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import digest_of_ref
 from diamond.core.codec import decode, encode
-from diamond.core.durations import format_duration
 from diamond.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.ids import is_id, new_id
@@ -21,13 +20,25 @@ from diamond.core.jobs import Job
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
-from diamond.server.services import bundles, chains, lifecycle, planning
+from diamond.server.services import (
+    bundles,
+    chains,
+    dry_runs,
+    image_placing,
+    image_progress,
+    images,
+    lifecycle,
+    planning,
+    snapshots,
+    task_views,
+)
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, IdempotencyRow, JobRow, TaskRow
+from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
 
 MAX_KEY = 200
 MAX_PAGE = 1000
 MAX_BATCH = 1000
+KINDS = ("command", "build", "transfer")
 
 
 def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | None = None) -> tuple[Task, bool]:
@@ -39,7 +50,7 @@ def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | 
     """
     spec = checked_spec(ctx, raw_spec)
     if idempotency_key is not None:
-        _check_key(idempotency_key)
+        check_key(idempotency_key)
     ((task, made),) = _create_all(ctx, user_id, [spec], [idempotency_key])
     return task, made
 
@@ -57,7 +68,7 @@ def create_many(
         raise TooLarge(f"has {len(raw_specs)} tasks; 1 to {MAX_BATCH} are allowed", field="specs")
     keys: list[str | None] = [None] * len(raw_specs)
     if idempotency_key is not None:
-        _check_key(idempotency_key)
+        check_key(idempotency_key)
         keys = [f"{idempotency_key}/{number}" for number in range(len(raw_specs))]
     specs = []
     for number, raw in enumerate(raw_specs):
@@ -83,10 +94,12 @@ def _create_all(
     topics: set[str] = set()
     try:
         with ctx.db.write() as session:
+            if any(spec.image or spec.resources.image_id for spec in specs):
+                snapshots.endpoints(session, lock=True)  # an image may have to be brought
             if len(specs) > 1:
                 planning.begin_batch(session)
             # Looked up inside: of two requests at once, the second waits here for the first.
-            known = _lookup_keys(session, user_id, keys, hashes)
+            known = lookup_keys(session, user_id, keys, hashes)
             for number, (spec, key, body_hash) in enumerate(zip(specs, keys, hashes, strict=True)):
                 if (earlier := known.get(key)) is not None:
                     done.append((earlier, False))
@@ -105,7 +118,7 @@ def _create_all(
     except exc.IntegrityError:
         # PostgreSQL: both requests got past the look-up; the key's uniqueness decided, and the other one won.
         with ctx.db.read() as session:
-            known = _lookup_keys(session, user_id, keys, hashes)
+            known = lookup_keys(session, user_id, keys, hashes)
         if not all(key in known for key in keys):
             raise
         done, topics = [(known[key], False) for key in keys], set()
@@ -121,6 +134,8 @@ def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> Ta
         spec.check_uploaded()
         for target, ref in spec.bundle_refs.items():
             bundles.require(ctx, digest_of_ref(ref), "workdir" if target == "." else f"file_mounts.{target}")
+        for target, ref in (spec.image.files if spec.image else {}).items():
+            bundles.require(ctx, digest_of_ref(ref), f"image.files.{target}")
         if spec.workdir:
             bundles.check_mounts(ctx, digest_of_ref(spec.workdir), spec.file_mounts)
     return spec
@@ -128,10 +143,16 @@ def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> Ta
 
 def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tuple[Task, list[str]]:
     now = ctx.clock()
+    image, _ = image_placing.resolve(ctx, session, user_id, spec)
+    if image is not None:
+        session.add(image)  # of a recipe nobody has had before
     row = TaskRow(
         id=new_id("tsk"),
         owner_id=user_id,
         name=spec.name or _default_name(spec),
+        kind="command",
+        work=None,
+        image_id=image.id if image else None,
         spec=encode(spec),
         state=TaskState.PENDING.value,
         desired=Desired.RUN.value,
@@ -146,9 +167,11 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
     session.add(row)
     lifecycle.record(session, row, "task.created", now, {"name": row.name})
     placed = planning.place_task(ctx, session, row, spec, refuse_impossible=True)
-    known = {placed.endpoint.id: _Where.of(placed.endpoint, now)} if placed.endpoint else {}
-    jobs = (to_job(placed.job, known),) if placed.job else ()
-    return to_task(row, known, spec=spec, jobs=jobs), placed.topics
+    known = {placed.endpoint.id: task_views.Where.of(placed.endpoint, now)} if placed.endpoint else {}
+    jobs = (task_views.to_job(placed.job, known),) if placed.job else ()
+    return task_views.to_task(
+        row, known, spec=spec, jobs=jobs, image=task_views.image_name(session, row, spec, user_id)
+    ), placed.topics
 
 
 def _remember_key(ctx: Context, session: Session, user_id: str, key: str, body_hash: str, task_id: str) -> None:
@@ -163,7 +186,7 @@ def _default_name(spec: TaskSpec) -> str:
     return "".join(c for c in word if c.isprintable())[:40] or "task"
 
 
-def _check_key(key: str) -> None:
+def check_key(key: str) -> None:
     if not key or len(key) > MAX_KEY or not key.isprintable():
         raise InvalidInput(
             f"must be 1 to {MAX_KEY} printable characters", hint="a random UUID is a good key", field="Idempotency-Key"
@@ -176,7 +199,7 @@ def _hash(spec: TaskSpec, batch: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lookup_keys(
+def lookup_keys(
     session: Session, user_id: str, keys: Sequence[str | None], hashes: Sequence[str]
 ) -> dict[str | None, str]:
     """What was made with those of the keys that were used before."""
@@ -199,26 +222,38 @@ def plan(ctx: Context, user_id: str, raw_spec: object) -> dict[str, Any]:
     """What `create` would do, without doing it. Files need not be uploaded yet."""
     spec = checked_spec(ctx, raw_spec, uploaded=False)
     with ctx.db.read() as session:
-        return planning.explain(ctx, session, spec)
+        return dry_runs.explain(ctx, session, user_id, spec)
 
 
 def get(ctx: Context, user_id: str, task_id: str) -> Task:
     """One task with its spec, jobs and outputs."""
     with ctx.db.read() as session:
         row = find(session, user_id, task_id, undefer(TaskRow.spec), undefer(TaskRow.outputs))
-        known = whereabouts(ctx, session)
+        known = task_views.whereabouts(ctx, session)
         jobs = session.scalars(sa.select(JobRow).where(JobRow.task_id == task_id).order_by(JobRow.attempt)).all()
-        return to_task(
+        spec = decode(TaskSpec, row.spec)
+        if row.image_id and row.state == TaskState.PENDING:
+            row.pending_reason += image_progress.stage_text(ctx, session, row)
+        return task_views.to_task(
             row,
             known,
-            spec=decode(TaskSpec, row.spec),
-            jobs=tuple(to_job(job, known) for job in jobs),
+            spec=spec,
+            image=task_views.image_name(session, row, spec, user_id),
+            jobs=tuple(task_views.to_job(job, known) for job in jobs),
             outputs=tuple(decode(Output, item) for item in row.outputs),
         )
 
 
 def find(session: Session, user_id: str, task_id: str, *options: Any, for_update: bool = False) -> TaskRow:
-    query = sa.select(TaskRow).where(TaskRow.id == task_id, TaskRow.owner_id == user_id).options(*options)
+    """A task of the user's own, or one that looks after an image of theirs; to read, also of an image shared with them.
+
+    Raises:
+        NotFound: there is none, or it is another's.
+    """
+    whose = [ImageRow.owner_id == user_id] if for_update else images.visible_to(user_id)
+    of_image = sa.and_(TaskRow.kind != "command", TaskRow.image_id.in_(sa.select(ImageRow.id).where(*whose)))
+    mine = sa.or_(TaskRow.owner_id == user_id, of_image)
+    query = sa.select(TaskRow).where(TaskRow.id == task_id, mine).options(*options)
     if for_update:
         query = query.with_for_update()
     row = session.scalars(query).one_or_none() if is_id(task_id, "tsk") else None
@@ -235,13 +270,18 @@ def list_tasks(
     limit: int = 50,
     cursor: str | None = None,
     id_prefix: str | None = None,
+    kind: str = "command",
 ) -> tuple[list[Task], str | None, int]:
-    """A page of tasks, newest first; the cursor of the next page; how many there are in all."""
+    """A page of tasks, newest first; the cursor of the next page; how many there are in all. `kind` "all": any kind."""
     if not 1 <= limit <= MAX_PAGE:
         raise TooLarge(f"must be from 1 to {MAX_PAGE}", field="limit")
     if cursor is not None and not is_id(cursor, "tsk"):
         raise InvalidInput("is not a cursor this server gave out", hint="start again without it", field="cursor")
+    if kind not in (*KINDS, "all"):
+        raise InvalidInput(f"{kind[:40]!r} is not one of {', '.join(KINDS)}, all", field="kind")
     where: list[Any] = [TaskRow.owner_id == user_id]
+    if kind != "all" and id_prefix is None:  # whoever types an id means that task
+        where.append(TaskRow.kind == kind)
     if states:
         where.append(TaskRow.state.in_([state.value for state in states]))
     if name is not None:
@@ -254,8 +294,9 @@ def list_tasks(
         if cursor is not None:
             page = page.where(TaskRow.id < cursor)
         rows = session.scalars(page).all()
-        known = whereabouts(ctx, session)
-        tasks = [to_task(row, known) for row in rows[:limit]]
+        known = task_views.whereabouts(ctx, session)
+        names = task_views.image_names(session, user_id, rows[:limit])
+        tasks = [task_views.to_task(row, known, image=names.get(row.image_id or "", "")) for row in rows[:limit]]
     return tasks, (tasks[-1].id if len(rows) > limit else None), total
 
 
@@ -267,12 +308,12 @@ def cancel(ctx: Context, user_id: str, task_id: str) -> Task:
             # Endpoint before task: the order in which every transaction takes its locks.
             session.execute(sa.select(EndpointRow.id).where(EndpointRow.id == seen.endpoint_id).with_for_update())
         session.expire(seen)
-        topics = _cancel(ctx, session, find(session, user_id, task_id, for_update=True))
+        topics = cancel_row(ctx, session, find(session, user_id, task_id, for_update=True))
     ctx.hub.notify(*topics)
     return get(ctx, user_id, task_id)
 
 
-def _cancel(ctx: Context, session: Session, task: TaskRow) -> list[str]:
+def cancel_row(ctx: Context, session: Session, task: TaskRow) -> list[str]:
     if TaskState(task.state).is_final or task.desired == Desired.CANCEL:
         return []
     now = ctx.clock()
@@ -282,6 +323,8 @@ def _cancel(ctx: Context, session: Session, task: TaskRow) -> list[str]:
         sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt == task.attempt).with_for_update()
     ).one_or_none()
     topics = [f"task:{task.id}", "events"]
+    if task.kind != "command":
+        topics.append("planning")  # somebody may wait for what it makes
     ahead = session.scalars(sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt > task.attempt)).all()
     topics += chains.drop(ctx, session, list(ahead))
     if job is None or JobState(job.state).is_final:
@@ -301,7 +344,7 @@ def find_job(ctx: Context, user_id: str, task_id: str, attempt: int | None = Non
     """A task (without its spec) and one of its jobs: the newest, or that of `attempt`."""
     with ctx.db.read() as session:
         row = find(session, user_id, task_id)
-        known = whereabouts(ctx, session)
+        known = task_views.whereabouts(ctx, session)
         wanted = row.attempt if attempt is None else attempt
         job = session.scalars(
             sa.select(JobRow).where(JobRow.task_id == task_id, JobRow.attempt == wanted)
@@ -312,7 +355,7 @@ def find_job(ctx: Context, user_id: str, task_id: str, attempt: int | None = Non
                 hint=f"it has had {row.attempt}; they count from 1",
                 field="attempt",
             )
-        return to_task(row, known), to_job(job, known) if job else None
+        return task_views.to_task(row, known), task_views.to_job(job, known) if job else None
 
 
 def output(ctx: Context, user_id: str, task_id: str, path: str) -> Output:
@@ -337,76 +380,3 @@ def counts(ctx: Context) -> dict[str, int]:
     with ctx.db.read() as session:
         rows = session.execute(sa.select(TaskRow.state, sa.func.count()).group_by(TaskRow.state)).all()
         return {str(state): int(number) for state, number in rows}
-
-
-class _Where(NamedTuple):
-    """An endpoint's name, and for how long its agent has been silent (None: it is online)."""
-
-    name: str
-    silent_s: float | None
-
-    @staticmethod
-    def of(row: EndpointRow, now: float) -> _Where:
-        if planning.is_online(row.last_seen_at, now):
-            return _Where(row.name, None)
-        return _Where(row.name, now - (row.last_seen_at or row.created_at))
-
-    def explain(self, state: TaskState) -> str:
-        silent = f"endpoint {self.name} is offline: its agent has been silent for {format_duration(self.silent_s or 0)}"
-        if state is TaskState.QUEUED:
-            return f"{silent}; the task waits until it returns"
-        return f"{silent}; what is shown may be out of date"
-
-
-def whereabouts(ctx: Context, session: Session) -> dict[str, _Where]:
-    return {row.id: _Where.of(row, ctx.clock()) for row in session.scalars(sa.select(EndpointRow))}
-
-
-def to_task(row: TaskRow, endpoints: dict[str, _Where], **detail: Any) -> Task:
-    where = endpoints.get(row.endpoint_id) if row.endpoint_id else None
-    state = TaskState(row.state)
-    stuck = where is not None and where.silent_s is not None and not state.is_final and state is not TaskState.PENDING
-    return Task(
-        id=row.id,
-        name=row.name,
-        state=state,
-        desired=Desired(row.desired),
-        reason=Reason(row.reason) if row.reason else None,
-        detail=row.detail,
-        endpoint=where.name if where else None,
-        attempt=row.attempt,
-        exit_code=row.exit_code,
-        priority=row.priority,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        next_attempt_at=row.next_attempt_at,
-        pending_reason=where.explain(state) if where and stuck else row.pending_reason,
-        expected_start_at=row.expected_start_at,
-        **detail,
-    )
-
-
-def to_job(row: JobRow, endpoints: dict[str, _Where]) -> Job:
-    return Job(
-        id=row.id,
-        task_id=row.task_id,
-        attempt=row.attempt,
-        endpoint=endpoints[row.endpoint_id].name if row.endpoint_id in endpoints else row.endpoint_id,
-        state=JobState(row.state),
-        reason=Reason(row.reason) if row.reason else None,
-        detail=row.detail,
-        exit_code=row.exit_code,
-        signal=row.signal,
-        scheduler_id=row.scheduler_id,
-        hosts=tuple(row.hosts),
-        run_dir=row.run_dir,
-        partition=row.partition,
-        continues=row.continues,
-        pending_reason=row.pending_reason,
-        expected_start_at=row.expected_start_at,
-        created_at=row.created_at,
-        queued_at=row.queued_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-    )

@@ -86,12 +86,76 @@ class EnrolmentRow(Base):
     token_hash: Mapped[str | None]  # of the token it was exchanged for: the same exchange may be repeated
 
 
+class ImageRow(Base):
+    """A recipe under a name, of one owner. A name may have several, one for each state of its recipe."""
+
+    __tablename__ = "images"
+    __table_args__ = (sa.Index(None, "owner_id", "name", "id"), sa.Index(None, "visibility", "id"))
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
+    name: Mapped[str]
+    recipe: Mapped[dict[str, Any]] = mapped_column(deferred=True)
+    recipe_digest: Mapped[str]
+    visibility: Mapped[str]
+    labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[float]
+    removed_at: Mapped[float | None]  # kept for the record of tasks that ran in it
+
+
+class ReplicaRow(Base):
+    """One result of an image at one endpoint, or the making of it. At most one of them is live."""
+
+    __tablename__ = "replicas"
+    __table_args__ = (
+        sa.Index(
+            "uq_replicas_live",
+            "image_id",
+            "endpoint_id",
+            unique=True,
+            sqlite_where=sa.text("state IN ('BUILDING', 'READY')"),
+            postgresql_where=sa.text("state IN ('BUILDING', 'READY')"),
+        ),
+        sa.Index(None, "endpoint_id", "state"),
+        sa.Index(None, "state"),
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    image_id: Mapped[str] = mapped_column(sa.ForeignKey("images.id"))
+    endpoint_id: Mapped[str] = mapped_column(sa.ForeignKey("endpoints.id"))
+    state: Mapped[str]
+    origin: Mapped[str]
+    task_id: Mapped[str | None]  # that makes (made) it; the task's outputs hold lock, bill of materials and definition
+    facts: Mapped[dict[str, Any] | None]
+    failure: Mapped[dict[str, Any] | None]
+    digest: Mapped[str] = mapped_column(default="")
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    detail: Mapped[str] = mapped_column(default="")
+    created_at: Mapped[float]
+    settled_at: Mapped[float | None]  # when it became READY, FAILED or GONE
+    ready_at: Mapped[float | None]
+    used_at: Mapped[float | None]
+
+
+class ImageDraftRow(Base):
+    """A recipe in the making, step by step. `version` grows with every change, so that a later writer is told."""
+
+    __tablename__ = "image_drafts"
+    __table_args__ = (sa.Index(None, "owner_id", "id"),)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
+    steps: Mapped[dict[str, Any]]
+    version: Mapped[int]
+    image_id: Mapped[str | None] = mapped_column(sa.ForeignKey("images.id"))  # once it was submitted
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+
+
 class TaskRow(Base):
     __tablename__ = "tasks"
     __table_args__ = (
         sa.Index(None, "owner_id", "id"),
         sa.Index(None, "owner_id", "name", "id"),
         sa.Index(None, "state", "next_attempt_at"),
+        sa.Index(None, "image_id", "kind"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
@@ -113,6 +177,10 @@ class TaskRow(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
     next_attempt_at: Mapped[float | None]
+    kind: Mapped[str] = mapped_column(default="command", server_default="command")
+    work: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)  # see services.image_work
+    # What it runs in, or looks after. No foreign key: SQLite cannot add one to a table others refer to.
+    image_id: Mapped[str | None]
 
 
 class JobRow(Base):
@@ -144,6 +212,7 @@ class JobRow(Base):
     chained: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     continues: Mapped[str | None]  # the job whose work directory it goes on in
     after: Mapped[str | None]  # the job it was queued behind, in advance
+    image: Mapped[dict[str, Any] | None]  # what it runs in, as its endpoint was told
     pending_reason: Mapped[str] = mapped_column(default="", server_default="")
     expected_start_at: Mapped[float | None]
     created_at: Mapped[float]
