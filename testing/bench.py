@@ -99,7 +99,7 @@ class Bench:
             run_dir=str(inside.path),
             ranks_per_node=1,
             has_setup=setup is not None,
-            scheduler=self.kind,
+            scheduler="local" if asked.get("on_login") else self.kind,
             num_nodes=asked.get("num_nodes", 1),
         )
         run_dir.script.write_text(job_script(plan))

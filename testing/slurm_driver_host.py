@@ -1,6 +1,7 @@
 """The Slurm driver in a process of its own, on the login node of a test site, spoken to in JSON lines.
 
-Inside: ``python -m testing.slurm_driver_host JOBS_DIR``. Outside: `RemoteScheduler`, which keeps the promises of
+Inside: ``python -m testing.slurm_driver_host JOBS_DIR``; with LOGIN_CPUS, and so many cores of the login node beside
+it. Outside: `RemoteScheduler`, which keeps the promises of
 `Scheduler` by passing every call on, so that one suite can try every scheduler. Killing the process is killing the
 driver.
 """
@@ -138,7 +139,14 @@ class Host:
         self._out_lock = threading.Lock()
         self._versions: dict[str, tuple[int, Observed]] = {}
         commands = Commands(timeout_s=float(os.environ.get("COMMAND_TIMEOUT_S", TIMEOUT_S)))
-        self.scheduler = SlurmScheduler(jobs_dir, commands=commands)
+        self._slurm = SlurmScheduler(jobs_dir, commands=commands)
+        self.scheduler: Any = self._slurm
+        if "LOGIN_CPUS" in os.environ:
+            from diamond.agent.schedulers.beside import NICE, Beside
+            from diamond.agent.schedulers.local.scheduler import LocalScheduler
+
+            few = int(os.environ["LOGIN_CPUS"])
+            self.scheduler = Beside(self._slurm, LocalScheduler(jobs_dir, cpus=few, gpus=(), nice=NICE, grace_s=1.0))
         self.scheduler.wake = lambda: self.say({"wake": True})
 
     def say(self, answer: dict[str, Any]) -> None:
@@ -176,8 +184,8 @@ class Host:
         return encode(self.scheduler.usage())
 
     def counts(self) -> dict[str, int]:
-        commands = self.scheduler.commands
-        looks = self.scheduler.num_looks
+        commands = self._slurm.commands
+        looks = self._slurm.num_looks
         return {**commands.counts, "queries": commands.queries, "most_at_once": commands.most_at_once, "looks": looks}
 
     def close(self) -> None:

@@ -14,9 +14,9 @@ def test_every_path_named_in_architecture_exists() -> None:
 
 
 def test_every_fault_point_is_passed_somewhere() -> None:
-    from diamond.core.faults import ENROLMENT_FAULT_POINTS, FAULT_POINTS, SLURM_FAULT_POINTS
+    from diamond.core.faults import ENROLMENT_FAULT_POINTS, FAULT_POINTS, IMAGE_FAULT_POINTS, SLURM_FAULT_POINTS
 
-    points = FAULT_POINTS + ENROLMENT_FAULT_POINTS + SLURM_FAULT_POINTS
+    points = FAULT_POINTS + ENROLMENT_FAULT_POINTS + SLURM_FAULT_POINTS + IMAGE_FAULT_POINTS
 
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     assert not [name for name in points if f'fault_point("{name}")' not in source]

@@ -66,10 +66,22 @@ def _about(endpoint: Endpoint, facts: EndpointFacts) -> list[tuple[str, str]]:
         ("accounts", ", ".join(accounts)),
         ("qos", ", ".join(facts.qos)),
         ("containers", ", ".join(facts.runtimes) or "none found"),
+        ("images", _images(facts)),
         ("shells", "" if facts.allows_shells else "not allowed"),
         ("walltime", f"at most {render.written_duration(facts.max_walltime_s)}" if facts.max_walltime_s else ""),
         ("jobs in", facts.run_root),
     ]
+
+
+def _images(facts: EndpointFacts) -> str:
+    """How images are made there, and what they take."""
+    if not facts.builders or facts.builds in ("", "off"):
+        return "not built there" if facts.builds == "off" or facts.architecture else ""
+    where = {"login": " on the login node", "batch": " as batch jobs"}.get(facts.builds, "")
+    text = f"built with {', '.join(facts.builders)}{where}"
+    if facts.image_bytes or facts.layer_bytes:
+        text += f"; {render.size(facts.image_bytes)}, and {render.size(facts.layer_bytes)} of kept steps"
+    return text + (f", in {facts.image_root}" if facts.image_root else "")
 
 
 def _size(facts: EndpointFacts) -> str:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from diamond.cli import render
 from diamond.cli import spec as spec_text
 from diamond.cli.session import connect, emit, leave, program, say, task_json
+from diamond.core.codec import encode
 from diamond.core.errors import InvalidInput
-from diamond.core.tasks import TaskSpec, parse_name
+from diamond.core.fields import parse_name
+from diamond.core.tasks import TaskSpec
 
 if TYPE_CHECKING:
     from diamond.sdk.client import Client
@@ -38,6 +40,7 @@ class Changes:
     cpus: str | None = None
     memory: str | None = None
     gpus: str | None = None
+    image_id: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -50,9 +53,11 @@ class Changes:
         found = dict(raw) | {key: value for key in top if (value := getattr(self, key)) is not None}
         if self.workdir is not None:
             found["workdir"] = os.path.abspath(os.path.expanduser(self.workdir))
-        wanted: dict[str, Any] = {key: getattr(self, key) for key in ("infra", "cpus", "memory")}
+        wanted: dict[str, Any] = {key: getattr(self, key) for key in ("infra", "cpus", "memory", "image_id")}
         wanted["accelerators"] = f"gpu:{self.gpus}" if self.gpus and self.gpus.isdecimal() else self.gpus
         given = {key: value for key, value in wanted.items() if value is not None}
+        if self.image_id is not None:
+            found.pop("image", None)  # named instead of described
         resources = found.get("resources") or {}
         if given and isinstance(resources, dict):
             found["resources"] = {**resources, **given}
@@ -67,7 +72,7 @@ class Changes:
         name = field.removeprefix("resources.").removeprefix("slurm.")
         name = {"accelerators": "gpus"}.get(name, name)
         given = name in type(self).__dataclass_fields__ and getattr(self, name) is not None
-        return f"--{name.replace('_', '-')}" if given else ""
+        return f"--{name.removesuffix('_id').replace('_', '-')}" if given else ""
 
 
 def launch(
@@ -85,7 +90,7 @@ def launch(
             with progress_bar("Reading files") as scanning:
                 plan = client.tasks.plan(spec, scan_progress=scanning)
             # For people the paths they wrote: nothing has been uploaded.
-            local = {"workdir": spec.workdir, "file_mounts": spec.file_mounts}
+            local = {"workdir": spec.workdir, "file_mounts": spec.file_mounts, "image": encode(spec.image)}
             emit(plan) if as_json else show_plan(plan, local)
             return
         with progress_bar("Reading files") as scanning, progress_bar("Uploading") as sending:
@@ -211,6 +216,13 @@ def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
     _head("Spec")
     for line in spec_text.lines((plan.get("spec") or {}) | local, without=("run", "setup")):
         print(f"  {line}")
+    if image := plan.get("image"):
+        _head("Image")
+        print(f"  {render.clean(image['name'])}" + (f"  {image['image_id']}" if image.get("image_id") else ""))
+        if image.get("why"):
+            print(f"  - {render.clean(image['why'])}")
+        if use := image.get("use"):
+            print(f"  - {render.clean(use['kind'])}: {render.clean(use['path'])}")
     endpoint = plan.get("endpoint")
     _head("Where")
     print(f"  {render.clean(endpoint) if endpoint else 'nowhere at present'}")

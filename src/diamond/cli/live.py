@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from diamond.cli import render
@@ -44,9 +45,26 @@ class View(Protocol):
 
 def follow(client: Client, task: Task, *, as_json: bool, from_start: bool = True, summary: bool = True) -> int:
     """Follow until the task has ended; gives the exit code. Ctrl-C detaches: 0, and the task goes on."""
+    code, _ = watch(client, task, as_json=as_json, from_start=from_start, summary=summary)
+    return code
+
+
+def watch(
+    client: Client,
+    task: Task,
+    *,
+    as_json: bool,
+    from_start: bool = True,
+    summary: bool = True,
+    terminal: Callable[[], View] | None = None,
+) -> tuple[int, Task]:
+    """As `follow`; also the task as it was seen last, which has not ended if the person left.
+
+    `terminal` makes another face than `LiveView` for a terminal.
+    """
     from diamond.sdk.follow import AttemptEnded, LinkChange, LogChunk, MetricPoint, StateChange
 
-    view: View = JsonView() if as_json else LiveView() if _is_terminal() else PlainView()
+    view: View = JsonView() if as_json else (terminal or LiveView)() if is_terminal() else PlainView()
     last = task
     awaited = 0  # the attempt that was announced and has not begun yet
     try:
@@ -72,21 +90,21 @@ def follow(client: Client, task: Task, *, as_json: bool, from_start: bool = True
     except KeyboardInterrupt:
         view.close()
         if as_json:
-            return 0
+            return 0, last
         say("")
         say("Stopped following; the task goes on." if not last.state.is_final else f"The task is {last.state}.")
         say(f"  come back:  {program()} logs -f {task.id}")
         if not last.state.is_final:
             say(f"  stop it:    {program()} stop {task.id}")
-        return 0
+        return 0, last
     finally:
         view.close()
     if summary and not as_json:
         show_summary(client, last)
-    return exit_code_of(last.state)
+    return exit_code_of(last.state), last
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -192,7 +210,7 @@ class LiveView:
         elif "\r" in self._partial.rstrip("\r"):
             self._partial = self._partial[self._partial.rstrip("\r").rindex("\r") + 1 :]
         if lines:
-            self._print("\n".join(render.clean_log(line) for line in lines))
+            self._print("\n".join(self._shown(line) for line in lines))
 
     def metric(self, series: Series) -> None:
         if series.stream == "metrics":
@@ -220,7 +238,11 @@ class LiveView:
     def _flush(self) -> None:
         rest, self._partial = self._partial + self._decoder.decode(b"", final=True), ""
         if rest.strip():
-            self._print(render.clean_log(rest))
+            self._print(self._shown(rest))
+
+    def _shown(self, line: str) -> str:
+        """A line of the log as it is printed."""
+        return render.clean_log(line)
 
     def _print(self, text: str) -> None:
         # Cropping to the window would take seconds for a megabyte, and the terminal wraps long lines by itself.
@@ -243,12 +265,17 @@ class LiveView:
             )
             line.append(status_text(self._task), style="bold")
             rows.append(line)
+        rows += [Text("  " + line, no_wrap=True, overflow="ellipsis") for line in self._below(width - 2)]
         metrics = metric_line({key: list(values) for key, values in self._series.items()}, self._step, width - 2)
         if metrics:
             rows.append(Text("  " + metrics, no_wrap=True, overflow="ellipsis"))
         if self._outage:
             rows.append(Text("  " + self._outage, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*rows)
+
+    def _below(self, width: int) -> list[str]:
+        """Lines under the status line, beside the metrics."""
+        return []
 
 
 class _Raw:

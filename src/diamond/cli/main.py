@@ -19,13 +19,14 @@ from diamond import __version__
 SECTIONS = {
     "Tasks": ("launch", "import", "ps", "show", "logs", "exec", "ssh", "stop", "queue", "events"),
     "Results": ("outputs", "cp", "metrics"),
+    "Environments": ("image",),
     "Machines": ("gpus", "endpoint", "agent"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
 }
 
 
 # An error about an option or argument (--state, TASK) is wrong usage; one about a field of a file or the server is not.
-_WORD_OF_COMMAND = re.compile(r"--[a-z-]*|TASK|TASK:PATH|FILE")
+_WORD_OF_COMMAND = re.compile(r"--[a-z-]*|TASK|TASK:PATH|FILE|IMAGE")
 
 
 class Group(TyperGroup):
@@ -70,11 +71,12 @@ def _root(
 
 def build() -> typer.Typer:
     """The application with all its commands."""
-    from diamond.cli import parse_service, parse_shells, parse_tasks
+    from diamond.cli import parse_images, parse_service, parse_shells, parse_tasks
 
     if not app.registered_commands:
         parse_tasks.register(app)
         parse_shells.register(app)
+        parse_images.register(app)
         parse_service.register(app)
     return app
 

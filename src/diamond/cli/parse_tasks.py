@@ -36,6 +36,9 @@ def launch(
     cpus: Annotated[str | None, typer.Option("--cpus", help="Cores per node, e.g. 4 or 4+.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="GiB per node, e.g. 32 or 32+.")] = None,
     gpus: Annotated[str | None, typer.Option("--gpus", help="GPUs per node, e.g. 2 or H100:4.")] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Image to run in: NAME, NAME@sha256:…, docker://… or a path there.")
+    ] = None,
     max_duration: Annotated[str | None, typer.Option("--max-duration", help="Time limit, e.g. 30m or 2h.")] = None,
     priority: Annotated[int | None, typer.Option("--priority", help="Higher goes first.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Folder to send along.")] = None,
@@ -64,6 +67,7 @@ def launch(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        image_id=image,
         partition=partition,
         account=account,
         qos=qos,
@@ -95,13 +99,14 @@ def ps(
         list[str] | None, typer.Option("--state", "-s", help="Only this state; repeatable, or separated by commas.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only tasks of this name.")] = None,
+    images: Annotated[bool, typer.Option("--images", help="Also those that build and move images.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 50,
     json: Json = False,
 ) -> None:
     """List tasks."""
     from diamond.cli import tasks as act
 
-    act.ps(everything=all_, states=state or [], name=name, limit=limit, as_json=json)
+    act.ps(everything=all_, states=state or [], name=name, images=images, limit=limit, as_json=json)
 
 
 def show(task: Ref = None, json: Json = False) -> None:

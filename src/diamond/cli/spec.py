@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diamond.cli import render
+from diamond.cli.image_page import recipe_lines
 from diamond.core.bundles import digest_of_ref, is_bundle_ref
-from diamond.core.codec import encode
+from diamond.core.codec import decode, encode
+from diamond.core.recipes import Recipe
 from diamond.core.tasks import TaskSpec
 
 _DURATIONS = frozenset({"max_duration", "retry.backoff", "retry.max_backoff"})
@@ -19,7 +21,10 @@ def lines(spec: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> Iterator
     for key, value in spec.items():
         if key in without or value is None or (key != "run" and value == default.get(key)):
             continue
-        if isinstance(value, dict):
+        if key == "image":
+            yield "image:"
+            yield from (f"  {line}" for line in recipe_lines(decode(Recipe, value)))
+        elif isinstance(value, dict):
             usual = default.get(key) or {}
             inner = [(name, item) for name, item in value.items() if item is not None and item != usual.get(name)]
             if inner:

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 LIVE = tuple(state for state in TaskState if not state.is_final)
 
 
-def ps(*, everything: bool, states: list[str], name: str | None, limit: int, as_json: bool) -> None:
+def ps(*, everything: bool, states: list[str], name: str | None, images: bool, limit: int, as_json: bool) -> None:
     wanted = parse_task_states(",".join(states), "--state") or (() if everything or name else LIVE)
+    kind = "all" if images else None
     with connect() as client:
-        tasks, cursor, total = client.tasks.page(states=wanted, name=name, limit=min(limit, 1000))
+        tasks, cursor, total = client.tasks.page(states=wanted, name=name, limit=min(limit, 1000), kind=kind)
         while cursor and len(tasks) < limit:
             more, cursor, _ = client.tasks.page(
-                states=wanted, name=name, limit=min(limit - len(tasks), 1000), cursor=cursor
+                states=wanted, name=name, limit=min(limit - len(tasks), 1000), cursor=cursor, kind=kind
             )
             tasks += more
     if as_json:
@@ -88,6 +89,7 @@ def _show(client: Client, task: Task) -> None:
         ("ended", render.clock(task.ended_at)),
         ("time", took),
         ("endpoint", render.clean(task.endpoint or "")),
+        ("image", render.clean(" ".join(filter(None, (task.image, task.image_id))))),
         ("priority", str(task.priority or "")),
     ]
     _pairs([row for row in rows if row[1]])

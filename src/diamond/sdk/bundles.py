@@ -198,7 +198,7 @@ def _read_part(item: LocalFile, start: int, end: int, counter: _Counter) -> Iter
 
 def _read(item: LocalFile, start: int, end: int) -> Iterable[bytes]:
     with os.fdopen(open_unchanged(item), "rb", buffering=0) as file:
-        file.seek(start)
+        file.seek(item.offset + start)
         while start < end:
             chunk = file.read(min(_READ, end - start))
             if not chunk:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cached_property
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,6 +19,9 @@ from diamond.sdk.bundles import Bundles
 from diamond.sdk.endpoints import Endpoints
 from diamond.sdk.tasks import Tasks
 from diamond.sdk.transport import API, RETRIES, START_HINT, Transport
+
+if TYPE_CHECKING:
+    from diamond.sdk.images import Images
 
 
 class Client:
@@ -39,6 +43,7 @@ class Client:
 
     Attributes:
         tasks: launch, follow and stop tasks; fetch what they left behind.
+        images: build, share, copy and remove software environments.
         endpoints: clusters and machines, and their queues.
         bundles: folders as content-addressed uploads.
 
@@ -82,6 +87,13 @@ class Client:
         self.bundles = Bundles(self._transport)
         self.tasks = Tasks(self._transport, self.bundles)
         self.endpoints = Endpoints(self._transport)
+
+    @cached_property
+    def images(self) -> Images:
+        # Made when it is used: listing tasks need not wait for all that images are made of.
+        from diamond.sdk.images import Images
+
+        return Images(self._transport, self.bundles, self.tasks)
 
     def __enter__(self) -> Client:
         return self

@@ -7,8 +7,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from diamond.core.bundles import check_relative_path
@@ -133,49 +133,78 @@ class Downloader:
         )
 
     def _fill(self, item: Output, part: Path, tell: Callable[[int], None]) -> str:
-        """Bring `part` to its full length, resuming; gives the digest of what it then holds."""
-        outages = 0
-        with open(part, "a+b") as file:
-            hasher = hashlib.sha256()
-            file.seek(0)
-            while chunk := file.read(_CHUNK):
-                hasher.update(chunk)
-            have = file.tell()
-            if have > item.size_bytes:
-                file.truncate(0)
-                have, hasher = 0, hashlib.sha256()
-            while have < item.size_bytes:
-                # Compressed bytes would not be those that were counted and hashed.
-                headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-                before = have
-                try:
-                    with self._transport.stream(
-                        "GET", self._path, params={"path": item.path}, headers=headers
-                    ) as answer:
-                        if have and answer.status_code != 206:  # a proxy that knows no ranges: from the start
-                            file.truncate(0)
-                            have, hasher = 0, hashlib.sha256()
-                        for chunk in answer.iter_raw(_CHUNK):
-                            if have + len(chunk) > item.size_bytes:
-                                raise ProtocolError(
-                                    f"the server sends more than the {item.size_bytes} bytes of {item.path!r}",
-                                    hint="the file may have changed at the server; look into its log",
-                                )
-                            file.write(chunk)
-                            hasher.update(chunk)
-                            have += len(chunk)
-                            tell(min(have, item.size_bytes))
-                except ServerUnreachable:
-                    outages = 0 if have > before else outages + 1
-                    if outages > _OUTAGES:
-                        raise
-                    self._sleep(min(0.5 * 2**outages, 5.0))
-                    continue
-                if have <= before:
-                    break  # shorter than reported: the digest will say so
-            file.flush()
-            os.fsync(file.fileno())
-        return hasher.hexdigest()
+        source = Source(path=self._path, params={"path": item.path}, name=item.path, size_bytes=item.size_bytes)
+        return fill(self._transport, source, part, tell, sleep=self._sleep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Bytes at the server: by which route, how many, and how to call them in messages."""
+
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    name: str
+    size_bytes: int
+
+
+def fill(
+    transport: Transport,
+    source: Source,
+    part: Path,
+    tell: Callable[[int], None],
+    *,
+    base: int = 0,
+    sleep: Callable[[float], None] | None = None,
+) -> str:
+    """Bring `part` to its full length, resuming; gives the SHA-256 of what it then holds after `base`.
+
+    Args:
+        base: how many bytes at the beginning of `part` are something else, and stay.
+
+    Raises:
+        ProtocolError: the server sends more than it said.
+        ServerUnreachable: it cannot be reached for long; what arrived stays.
+    """
+    outages = 0
+    with open(part, "a+b") as file:
+        hasher = hashlib.sha256()
+        file.seek(base)
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+        have = file.tell() - base
+        if have > source.size_bytes:
+            file.truncate(base)
+            have, hasher = 0, hashlib.sha256()
+        while have < source.size_bytes:
+            # Compressed bytes would not be those that were counted and hashed.
+            headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+            before = have
+            try:
+                with transport.stream("GET", source.path, params=source.params, headers=headers) as answer:
+                    if have and answer.status_code != 206:  # a proxy that knows no ranges: from the start
+                        file.truncate(base)
+                        have, hasher = 0, hashlib.sha256()
+                    for chunk in answer.iter_raw(_CHUNK):
+                        if have + len(chunk) > source.size_bytes:
+                            raise ProtocolError(
+                                f"the server sends more than the {source.size_bytes} bytes of {source.name!r}",
+                                hint="the file may have changed at the server; look into its log",
+                            )
+                        file.write(chunk)
+                        hasher.update(chunk)
+                        have += len(chunk)
+                        tell(min(have, source.size_bytes))
+            except ServerUnreachable:
+                outages = 0 if have > before else outages + 1
+                if outages > _OUTAGES:
+                    raise
+                (sleep or time.sleep)(min(0.5 * 2**outages, 5.0))
+                continue
+            if have <= before:
+                break  # shorter than reported: the digest will say so
+        file.flush()
+        os.fsync(file.fileno())
+    return hasher.hexdigest()
 
 
 def _hash(path: Path) -> str:

@@ -50,6 +50,8 @@ class LocalFile:
     inode: int
     executable: bool
     link_to: str = ""
+    offset: int = 0  # of something inside a larger file: where it begins
+    whole_bytes: int = 0  # … and the size of that file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +285,8 @@ def _hash(item: LocalFile, progress: Callable[[int], None]) -> str:
 
 
 def _same(found: os.stat_result, item: LocalFile) -> bool:
-    return (found.st_size, found.st_mtime_ns, found.st_ino) == (item.size_bytes, item.mtime_ns, item.inode)
+    size = item.whole_bytes or item.size_bytes
+    return (found.st_size, found.st_mtime_ns, found.st_ino) == (size, item.mtime_ns, item.inode)
 
 
 def _changed(item: LocalFile) -> DiamondError:

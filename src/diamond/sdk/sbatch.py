@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from diamond.core.errors import InvalidInput, TooLarge
+from diamond.core.fields import MAX_SCRIPT_BYTES
 from diamond.core.sbatch.importing import ImportedTask, Note, import_sbatch
 from diamond.core.sbatch.values import ADVICE, CHANGED, KEPT, LEFT_OUT
-from diamond.core.tasks import MAX_SCRIPT_BYTES
-from diamond.sdk.taskfile import MAX_FILE_BYTES
+from diamond.sdk.yamltext import MAX_FILE_BYTES
 
 # A literal block shows text as it is; characters it cannot hold, or that YAML would read otherwise, need quotes.
 _BLOCK = re.compile(r"[\t\n -~\u00a1-\u1fff\u2070-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")

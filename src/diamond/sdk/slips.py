@@ -25,6 +25,7 @@ _MEANT_TOP = {
     **dict.fromkeys(("ntasks", "ranks", "nproc_per_node", "processes"), "processes on a node are ranks_per_node"),
     **dict.fromkeys(("endpoint", "cluster", "cloud"), "name the endpoint in resources:  resources: {infra: NAME}"),
     **dict.fromkeys(("mounts", "files"), "write  file_mounts: {path in the work directory: path here}"),
+    **dict.fromkeys(("container", "docker"), "name the image in resources:  resources: {image_id: NAME}"),
 }
 _MEANT_RESOURCES = {
     **dict.fromkeys(("gpus", "gpu"), "GPUs are called accelerators: write e.g.  accelerators: gpu:1  or  H100:4"),
@@ -56,6 +57,9 @@ def check_slips(raw: Mapping[str, Any]) -> None:
         kind = "a list" if isinstance(resources, list) else "text"
         hint = "write e.g.  resources: {cpus: 4, memory: 16, infra: local}"
         raise InvalidInput(f"must be a mapping, not {kind}", hint=hint, field="resources")
+    if isinstance(raw.get("image"), str):
+        hint = "name an image with  resources: {image_id: NAME};  `image` describes one:  image: {base: …, pip: […]}"
+        raise InvalidInput("must be a recipe, not text", hint=hint, field="image")
     _unknown(raw, _TOP, _MEANT_TOP, "")
     if isinstance(resources, dict):
         _unknown(resources, _RESOURCES, _MEANT_RESOURCES, "resources")

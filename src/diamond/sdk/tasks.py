@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from diamond.core.bundles import is_bundle_ref
 from diamond.core.codec import decode, encode
 from diamond.core.errors import Conflict, InvalidInput, NotFound, Unavailable
 from diamond.core.ids import is_id
 from diamond.core.shells import NewShell
 from diamond.core.states import TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
+from diamond.sdk import uploads
 from diamond.sdk.bundles import Bundles
 from diamond.sdk.downloads import Download, Downloader, choose
-from diamond.sdk.folders import Progress, Scan
+from diamond.sdk.folders import Progress
 from diamond.sdk.follow import CHUNK_BYTES, Follower, FollowItem, StateChange
 from diamond.sdk.metrics import Curve, Series
 from diamond.sdk.shells import Completed, ShellSession, open_shell, run
@@ -66,7 +66,7 @@ class Tasks:
             ServerUnreachable: the task may or may not have been made; repeat with the same key to find out.
         """
         wanted = self.read(spec, envs=envs)
-        ready = self._replaced(wanted, self._scans(wanted, scan_progress), progress, send=True)
+        ready = uploads.sent(self._bundles, wanted, progress, scan_progress)
         raw = self._transport.json(
             "POST",
             f"{API}/tasks",
@@ -95,17 +95,17 @@ class Tasks:
         ready = []
         for number, spec in enumerate(specs):
             wanted = self.read(spec)
-            given = dict(wanted.bundle_refs)
+            given = uploads.sources(wanted)
             if not given:
                 ready.append(encode(wanted))
                 continue
             known = {target: refs[source] for target, source in given.items() if source in refs}
-            wanted = self._with_refs(wanted, {**given, **known})
+            wanted = uploads.with_refs(wanted, {**given, **known})
             try:
-                sent = self._replaced(wanted, self._scans(wanted, None), progress, send=True)
+                sent = uploads.sent(self._bundles, wanted, progress)
             except InvalidInput as error:
                 raise type(error)(error.message, hint=error.hint, field=f"specs[{number}].{error.field}") from error
-            refs |= {source: sent.bundle_refs[target] for target, source in given.items()}
+            refs |= {source: uploads.sources(sent)[target] for target, source in given.items()}
             ready.append(encode(sent))
         answer = self._transport.json(
             "POST",
@@ -124,7 +124,7 @@ class Tasks:
         Nothing is uploaded and nothing is written. Raises InvalidInput as `create` does.
         """
         wanted = self.read(spec, envs=envs)
-        ready = self._replaced(wanted, self._scans(wanted, scan_progress), None, send=False)
+        ready = uploads.named(self._bundles, wanted, scan_progress)
         return dict(self._transport.json("POST", f"{API}/tasks/plan", body={"spec": encode(ready)}, repeatable=True))
 
     def read(self, spec: SpecLike, *, envs: Mapping[str, str] | None = None) -> TaskSpec:
@@ -152,6 +152,7 @@ class Tasks:
         limit: int = 50,
         cursor: str | None = None,
         id_prefix: str | None = None,
+        kind: str | None = None,
     ) -> tuple[builtins.list[Task], str | None, int]:
         """One page of tasks, newest first: (tasks, cursor of the next page or None, number of tasks in all)."""
         params = {
@@ -160,6 +161,7 @@ class Tasks:
             "limit": limit,
             "cursor": cursor,
             "id_prefix": id_prefix,
+            "kind": kind,
         }
         answer = self._transport.json("GET", f"{API}/tasks", params=params)
         return [decode(Task, raw) for raw in answer["tasks"]], answer["next_cursor"], int(answer["total"])
@@ -172,6 +174,7 @@ class Tasks:
         limit: int | None = None,
         cursor: str | None = None,
         id_prefix: str | None = None,
+        kind: str | None = None,
     ) -> Iterator[Task]:
         """Tasks, newest first, fetching pages as needed.
 
@@ -181,11 +184,14 @@ class Tasks:
             limit: stop after so many; None: all there are.
             cursor: start where an earlier `page` ended.
             id_prefix: only tasks whose id begins so.
+            kind: "command" (when None), "build" or "transfer" of images, or "all".
         """
         left = limit
         while left is None or left > 0:
             size = 200 if left is None else min(left, 200)
-            tasks, cursor, _ = self.page(states=states, name=name, limit=size, cursor=cursor, id_prefix=id_prefix)
+            tasks, cursor, _ = self.page(
+                states=states, name=name, limit=size, cursor=cursor, id_prefix=id_prefix, kind=kind
+            )
             yield from tasks
             left = None if left is None else left - len(tasks)
             if cursor is None or not tasks:
@@ -412,34 +418,6 @@ class Tasks:
         """
         params = {"key": key, "attempt": attempt, "max_points": max_points, "x": x, "x_min": x_min, "x_max": x_max}
         return Curve.of(self._transport.json("GET", f"{_path(task_id)}/metrics/curve", params=params))
-
-    def _scans(self, spec: TaskSpec, progress: Progress | None) -> dict[str, Scan]:
-        found: dict[str, Scan] = {}
-        for target, source in spec.bundle_refs.items():
-            if is_bundle_ref(source):
-                continue
-            try:
-                found[target] = self._bundles.scan(source, progress=progress)
-            except InvalidInput as error:
-                field = "workdir" if target == "." else f"file_mounts.{target}"
-                raise type(error)(error.message, hint=error.hint, field=field) from error
-            if target == "." and found[target].manifest.is_file:
-                raise InvalidInput(f"{source} is a file; the workdir is a folder", field="workdir")
-        return found
-
-    def _replaced(
-        self, spec: TaskSpec, scans: Mapping[str, Scan], progress: Progress | None, *, send: bool
-    ) -> TaskSpec:
-        """The spec with references in place of local paths."""
-        refs = dict(spec.bundle_refs)
-        for target, scan in scans.items():
-            refs[target] = self._bundles.upload(scan, progress=progress).ref if send else scan.manifest.ref
-        return self._with_refs(spec, refs)
-
-    @staticmethod
-    def _with_refs(spec: TaskSpec, refs: Mapping[str, str]) -> TaskSpec:
-        mounts = {target: ref for target, ref in refs.items() if target != "."}
-        return TaskSpec.parse({**encode(spec), "workdir": refs.get("."), "file_mounts": mounts})
 
 
 def _path(task_id: str) -> str:

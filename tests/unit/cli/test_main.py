@@ -31,7 +31,9 @@ def run_main(arguments: str) -> str:
     return f"from diamond.cli.main import main; main({arguments.split()!r})"
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "launch --help", "endpoint --help", "psx"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "launch --help", "endpoint --help", "image --help", "psx"]
+)
 def test_help_loads_nothing_heavy(arguments: str, tmp_path: Path) -> None:
     assert loaded_after(run_main(arguments), tmp_path) == set()
 
@@ -42,6 +44,8 @@ def test_a_command_without_server_loads_only_the_client(tmp_path: Path) -> None:
     assert found <= {"httpx", "diamond.sdk"}
     assert loaded_after(run_main("ps"), tmp_path, DIAMOND_URL=closed, DIAMOND_TOKEN="t") <= {"httpx", "diamond.sdk"}
     assert loaded_after(run_main("ps"), tmp_path) <= {"httpx", "diamond.sdk"}
+    found = loaded_after(run_main("image ls"), tmp_path, DIAMOND_URL=closed, DIAMOND_TOKEN="t")
+    assert found <= {"httpx", "diamond.sdk"}
 
 
 def test_every_command_has_a_section_and_help() -> None:
@@ -120,7 +124,7 @@ def test_wrong_files_are_1(no_server: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("group", [[], ["endpoint"], ["agent"]])
+@pytest.mark.parametrize("group", [[], ["endpoint"], ["agent"], ["image"]])
 def test_help_lines_are_whole_at_80_columns(
     group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
