@@ -267,26 +267,6 @@ say("done")
     assert proc.wait() == 0
 
 
-def test_a_warning_may_come_as_a_file(start: Start, tmp_path: Path) -> None:
-    code = """
-times = []
-if rank == 0:
-    signal.signal(signal.SIGUSR1, lambda number, frame: times.append(number))
-say("ready")
-wait_for(lambda: os.path.exists(sys.argv[1]))
-say(f"warned {len(times)} times")
-"""
-    warning, go = tmp_path / "warning", tmp_path / "go"
-    proc = start("--ranks", 2, "--warning-file", warning, argv=[*rank_program(code), str(go)])
-    read_until(proc, b"[0] ready", b"[1] ready")
-    warning.touch()
-    time.sleep(2.5)
-    assert proc.poll() is None, "who does not expect it lives on"
-    go.touch()
-    assert sorted(proc.communicate()[0].splitlines()) == [b"[0] warned 1 times", b"[1] warned 0 times"]
-    assert proc.wait() == 0
-
-
 def test_program_behind_a_shell_has_time_to_save(start: Start) -> None:
     code = """
 def save(number, frame):

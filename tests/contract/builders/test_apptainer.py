@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -193,3 +193,42 @@ def test_large_temporary_files_go_where_the_machine_wants_them(bench: SiteBench)
     assert f"{place}/diamond-builds-1000/" in job.log
     assert bench.site.run(["ls", f"{place}/diamond-builds-1000"]).stdout == ""
     assert bench.site.run(["sh", "-c", "ls /tmp/diamond-builds-1000 || true"]).stdout == ""
+
+
+@pytest.fixture
+def small_disk(bench: SiteBench) -> Iterator[Callable[[str], str]]:
+    """Mounts a disk of a given size for the images; its path. Plain, so that builds work on it too."""
+    mounted = []
+
+    def mount(size: str) -> str:
+        path = f"/scratch/disk-{size}-{bench.folder[-6:]}"
+        options = f"size={size},uid=1000,gid=1000,mode=755"
+        bench.site.run(["mkdir", "-p", path], user="root")
+        bench.site.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], user="root")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        bench.site.run(["umount", path], user="root")
+
+
+def test_a_disk_that_is_too_small_is_said_at_once(bench: SiteBench, small_disk: Callable[[str], str]) -> None:
+    job = bench.run(bench.order(bench.recipe()), root=small_disk("500m"))
+    assert job.code == 1
+    assert job.failure.code == "disk_full"
+    assert job.states == {}
+
+
+def test_a_disk_that_fills_up_leaves_no_half_image(bench: SiteBench, small_disk: Callable[[str], str]) -> None:
+    root = small_disk("1200m")
+    recipe = bench.recipe(build="head -c 3G /dev/urandom > /large\n")
+    job = bench.run(bench.order(recipe), root=root)
+    assert job.code == 1
+    assert job.failure.stage == "commands"
+    assert job.failure.code == "disk_full", job.failure
+    for part in ("store", "tmp"):
+        assert list(bench.outside(f"{root}/{part}").glob("[!.]*")) == []
+    again = bench.run(bench.order(bench.recipe(build="echo small > /large\n")), root=root)
+    assert again.code == 0, again.log
+    assert bench.inside(again.facts, "cat", "/large", root=root).strip() == "small"

@@ -22,6 +22,7 @@ from diamond.agent.builders import choice
 from diamond.agent.builders.base import BuildContext, Builder, BuildProblem, Clock, Commands, network_envs
 from diamond.agent.builders.inputs import write_inputs
 from diamond.agent.builders.inspect import inspect
+from diamond.agent.builders.refs import REF_FILE, Ref
 from diamond.agent.builders.runner import RUNNER_FILE
 from diamond.agent.builders.store import LAYER, ImageStore, measure, write_json
 from diamond.core import images, recipes
@@ -256,7 +257,7 @@ def finish(
     place = bench.store.image(bench.work.image_id) / image.name
     facts = replace(
         facts, digest=digest, size_bytes=size_bytes, num_packages=len(lock.packages), python=lock.python, os=lock.os,
-        path=image.read_text().strip() if builder.suffix == "image.ref" else str(place),
+        path=Ref.read(image).name if builder.suffix == REF_FILE else str(place),
     )  # fmt: skip
     write_json(image.parent / images.LOCK_FILE, lock)
     write_json(image.parent / images.FACTS_FILE, facts)

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from diamond.agent.builders.refs import REF_FILE, Ref
 from diamond.core.codec import decode, encode
 from diamond.core.compat import sha256_of
 from diamond.core.errors import InvalidInput
@@ -287,6 +288,9 @@ def _permit(path: str, mode: int, wanted: int) -> None:
 
 def measure(path: Path, *, digest: bool = True) -> tuple[str, int]:
     """Digest ("sha256:…", or empty when it is not wanted) and size of a file, or of all below a folder."""
+    if path.name == REF_FILE:  # the image itself lies in an engine's own store
+        ref = Ref.read(path)
+        return (ref.digest if digest else "", ref.size_bytes)
     if not path.is_dir():
         if not digest:
             return "", path.stat().st_size

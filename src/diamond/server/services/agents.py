@@ -30,7 +30,7 @@ from diamond.core.wire import (
     StreamChunk,
     Welcome,
 )
-from diamond.server.services import chains, image_work, lifecycle
+from diamond.server.services import chains, image_work, lifecycle, snapshots
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
@@ -67,7 +67,7 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
-        row.facts = encode(message.facts)
+        row.facts = encode(snapshots.with_last_known(message.facts, row.facts))
         _touch(ctx, session, row)
         name = row.name
     # Tasks may have waited for exactly these facts.

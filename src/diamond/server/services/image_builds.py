@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from diamond.core.bundles import digest_of_ref
 from diamond.core.codec import decode, encode
 from diamond.core.containerfiles import containerfile
 from diamond.core.definitions import apptainer_definition
-from diamond.core.errors import DiamondError, InvalidInput, NotFound
+from diamond.core.errors import DiamondError, InvalidInput, NotFound, Unavailable
 from diamond.core.faults import fault_point
 from diamond.core.image_views import Build, ImagePlan
 from diamond.core.images import ImageFacts, ReplicaState, StageRecord, Visibility
@@ -130,7 +131,8 @@ def _choose(
     builders: dict[str, str] = {}
     resolved: dict[str, tuple[Recipe, ImageRow | None]] = {}
     for row in rows:
-        if (facts := snapshots.facts_of(row)) is None:
+        facts = snapshots.facts_of(row)
+        if facts is None or not snapshots.knows_builders(facts):
             continue
         try:
             pinned, base = image_placing.resolve_base(session, user_id, recipe, snapshots.gpu_models([row]))
@@ -149,12 +151,19 @@ def _choose(
     spec = TaskSpec.parse({"run": "true", "resources": {"infra": endpoint}})
     known = _live_at(session, user_id, {pinned.digest for pinned, _ in resolved.values()})
     candidates = [
-        snapshots.candidate(ctx, row, rank=0 if row.id in known else 1, obstacle=obstacles.get(row.id)) for row in rows
+        snapshots.candidate(
+            ctx,
+            row,
+            rank=0 if row.id in known else 1,
+            obstacle=obstacles.get(row.id),
+            is_undecided=row.id not in obstacles and row.id not in resolved,
+        )
+        for row in rows
     ]
     placement = place(spec, candidates)
     found = next((row for row in rows if row.name == placement.endpoint), None)
     if found is None:
-        raise _nowhere(recipe, endpoint, placement)
+        raise _nowhere(endpoint, placement, [one.name for one in candidates if one.online])
     facts = snapshots.facts_of(found)
     assert facts is not None
     pinned, base = resolved[found.id]
@@ -179,7 +188,7 @@ def _live_at(session: Session, user_id: str, digests: set[str]) -> set[str]:
     return set(session.scalars(query.where(*mine, ReplicaRow.state.in_(images.LIVE))))
 
 
-def _nowhere(recipe: Recipe, endpoint: str | None, placement: Placement) -> DiamondError:
+def _nowhere(endpoint: str | None, placement: Placement, online: Collection[str]) -> DiamondError:
     known = sorted([*placement.obstacles, *placement.undecided])
     if endpoint is not None and endpoint not in known:
         return InvalidInput(
@@ -189,6 +198,11 @@ def _nowhere(recipe: Recipe, endpoint: str | None, placement: Placement) -> Diam
         )
     if not known:
         return InvalidInput("there is no endpoint yet", hint="`diamond up` makes this machine one", field="endpoint")
+    if waiting := [name for name in placement.undecided if name in online and endpoint in (None, name)]:
+        return Unavailable(
+            f"{', '.join(waiting)} came online just now and is still finding out what it can build",
+            hint="try again in a few seconds",
+        )
     problems = {n: item.text for n, item in placement.obstacles.items() if endpoint in (None, n)}
     problems |= dict.fromkeys(placement.undecided, "its agent has not connected yet, so nobody knows what it can build")
     text = "; ".join(f"{name}: {problem}" for name, problem in sorted(problems.items()))

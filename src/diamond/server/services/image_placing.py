@@ -24,7 +24,7 @@ from diamond.planner.partitions import Obstacle
 from diamond.server.services import image_work, images
 from diamond.server.services.context import Context
 from diamond.server.services.image_ways import RANKS, Way, use_of, use_of_path, way_to
-from diamond.server.services.snapshots import endpoints, facts_of, gpu_models
+from diamond.server.services.snapshots import endpoints, facts_of, gpu_models, knows_builders
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
 _DOING = {"built": "built at", "rebuilt": "rebuilt at", "copied": "copied to", "linked": "taken over at"}
@@ -53,6 +53,10 @@ class Need:
     def rank(self, row: EndpointRow) -> int:
         way = self.ways.get(row.id)
         return RANKS.get(way.how, 0) if way else 0
+
+    def is_decided(self, row: EndpointRow) -> bool:
+        """Whether it is known that the endpoint has it, how it would get it, or why it cannot."""
+        return row.id in self.uses or row.id in self.ways or row.id in self.obstacles
 
     def note(self, row: EndpointRow) -> str:
         way = self.ways.get(row.id)
@@ -205,7 +209,7 @@ def need_image(
             need.uses[row.id] = use_of(image, way.source)
         if way.how:
             need.ways[row.id] = way
-        else:
+        elif knows_builders(facts_of(row)):
             need.obstacles[row.id] = Obstacle(field=asked_in, text=way.why)
     return need
 

@@ -40,7 +40,10 @@ def builder_for(recipe: Recipe, facts: EndpointFacts, base_builder: str = "") ->
     `base_builder`: of the Diamond image it builds on; one kind of image cannot be the base of another.
     """
     if facts.builds in ("", "off"):
-        return "", "its policy file allows no builds" if facts.builds else "its agent builds no images"
+        return (
+            "",
+            "its policy file allows no builds" if facts.builds else "its agent has not said what it can build",
+        )
     wanted = [recipe.builder] if recipe.builder != "auto" else [base_builder] if base_builder else list(BUILDERS)
     for name in wanted:
         if name in facts.builders and not _misfit(recipe, name, base_builder):

@@ -82,7 +82,14 @@ def candidates(ctx: Context, rows: list[EndpointRow], need: Need | None) -> list
     if need is None:
         return [snapshots.candidate(ctx, row) for row in rows]
     return [
-        snapshots.candidate(ctx, row, rank=need.rank(row), note=need.note(row), obstacle=need.obstacles.get(row.id))
+        snapshots.candidate(
+            ctx,
+            row,
+            rank=need.rank(row),
+            note=need.note(row),
+            obstacle=need.obstacles.get(row.id),
+            is_undecided=not need.is_decided(row),
+        )
         for row in rows
     ]
 

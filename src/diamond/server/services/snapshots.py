@@ -7,6 +7,8 @@ so that two such transactions come one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -38,12 +40,19 @@ def endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
 
 
 def candidate(
-    ctx: Context, row: EndpointRow, *, rank: int = 0, note: str = "", obstacle: Obstacle | None = None
+    ctx: Context,
+    row: EndpointRow,
+    *,
+    rank: int = 0,
+    note: str = "",
+    obstacle: Obstacle | None = None,
+    is_undecided: bool = False,
 ) -> Candidate:
+    """`is_undecided`: what matters of it is not known yet, though its agent has spoken."""
     return Candidate(
         name=row.name,
         online=is_online(row.last_seen_at, ctx.clock()),
-        facts=facts_of(row),
+        facts=None if is_undecided else facts_of(row),
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
         rank=rank,
         note=note,
@@ -64,6 +73,26 @@ def facts_of(row: EndpointRow) -> EndpointFacts | None:
         known = (row.facts, decode(EndpointFacts, row.facts))
         row.__dict__["_decoded_facts"] = known
     return known[1]
+
+
+def knows_builders(facts: EndpointFacts | None) -> bool:
+    """Whether the agent has found out how images can be made there; it does so some seconds after its first start."""
+    return facts is not None and bool(facts.builds)
+
+
+def with_last_known(facts: EndpointFacts, before: dict[str, Any] | None) -> EndpointFacts:
+    """What a restarted agent has not found out again yet is as it was."""
+    if facts.builds or not before or not before.get("builds"):
+        return facts
+    old = decode(EndpointFacts, before)
+    return replace(
+        facts,
+        builders=old.builders,
+        builds=old.builds,
+        image_bytes=old.image_bytes,
+        layer_bytes=old.layer_bytes,
+        runtimes=facts.runtimes or old.runtimes,
+    )
 
 
 def gpu_models(rows: Iterable[EndpointRow]) -> list[str]:

@@ -63,7 +63,8 @@ fi
 flags=()
 if [[ -e /dev/nvidiactl && -n ${CUDA_VISIBLE_DEVICES-all} ]]; then flags+=(--gpus=all); fi
 if [[ -e /dev/kfd ]]; then flags+=(--device=/dev/kfd --device=/dev/dri); fi
-flags+=(--rm --interactive --network=host --ipc=host --pull=never --security-opt=label=disable "--user=$(id -u):$(id -g)")
+flags+=(--rm --interactive --network=host --ipc=host --pull=never --log-driver=none --security-opt=label=disable)
+flags+=("--user=$(id -u):$(id -g)")
 if [[ -t 0 && -t 1 ]]; then flags+=(--tty); fi
 for path in "${binds[@]}"; do flags+=("--volume=$path:$path"); done
 export DIAMOND_RUN_DIR=$run_dir DIAMOND_GIVEN=$given DIAMOND_FIXED=$fixed
