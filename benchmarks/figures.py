@@ -19,9 +19,12 @@ WIDTH, BAR, GAP, LABEL = 720, 26, 12, 230
 
 # Where a benchmark has many figures with peers: those worth a picture. The table has them all.
 PICTURES = {
+    "images": re.compile(
+        r"cold build|last step changed|second site, copied|.*: whole time, simulated typing included|.*: commands typed"
+    ),
     "slurm": re.compile(
         r"launch to first output seen p50|submits a second|\d+ short tasks, end to end|queries a minute.*"
-    )
+    ),
 }
 
 

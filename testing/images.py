@@ -21,6 +21,7 @@ from testing.minihpc import rootfs
 from testing.minihpc.inside import ACCOUNTS
 from testing.proxy import Proxy
 
+_MAKE = 2  # raise it when `_build` changes
 BASE_INSIDE = "/opt/bases/debian"
 CA_INSIDE = "/opt/bases/ca.crt"
 BASE = rootfs.Release(
@@ -31,7 +32,7 @@ BASE = rootfs.Release(
 @lru_cache
 def base_folder() -> Path:
     """Debian 13 with Python, as a folder that user1 of a site can copy; built now if it is not there."""
-    target = rootfs.cache_dir().parent / "images" / f"base-{BASE.key}"
+    target = rootfs.cache_dir().parent / "images" / f"base-{_MAKE}-{BASE.key}"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_dir():
         with rootfs.locked(target.with_name(f"{target.name}.lock")):
@@ -51,6 +52,7 @@ def _build(target: Path) -> None:
         shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
         owner = ACCOUNTS["user1"].uid
         subprocess.run(["chown", "-R", f"{owner}:{owner}", str(root)], check=True)
+        subprocess.run(["chmod", "-R", "go+rX", str(root)], check=True)  # every account may build on it
         root.chmod(0o755)
         os.rename(root, target)
     finally:

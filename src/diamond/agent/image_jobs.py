@@ -112,13 +112,6 @@ def work_envs() -> dict[str, str]:
     return envs
 
 
-def expected_outputs(order: JobOrder, work: Path) -> tuple[str, ...]:
-    """What the job should have left behind. A job of Diamond's own leaves what applies to it, and that is all right."""
-    if order.work is None:
-        return order.spec.outputs
-    return tuple(name for name in order.spec.outputs if os.path.lexists(work / name))
-
-
 def forget_payloads(run_dirs: Iterable[Path]) -> None:
     """The bytes of an image on its way are needed by nobody once the server knows how the job ended."""
     for run_dir in run_dirs:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.cache import Cache
-from diamond.agent.image_jobs import expected_outputs, forget_payloads
+from diamond.agent.image_jobs import forget_payloads
 from diamond.agent.journal import Journal, Record
 from diamond.agent.outputs import Collector, OutputsStopped
 from diamond.agent.policy import PolicyFile
@@ -374,7 +374,7 @@ class Loop:
         work = RunDir(job.run_dir).work_root
         try:
             most = self._policy.policy.output_limit(job.order)
-            outputs, notes = self._collector.collect(work, expected_outputs(job.order, work), most)
+            outputs, notes = self._collector.collect(work, job.order.spec.outputs, most)
         except OutputsStopped:
             return
         except Exception as error:

@@ -47,6 +47,7 @@ from diamond.agent.staging import Stager
 from diamond.agent.table import JobTable, Tracked
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import InstallationProblem
+from diamond.core.inside import shown
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class Agent:
         policy, site = self._policy.policy, self._site.facts
         return Surroundings(
             image_root=self._policy.image_root,
-            binds=policy.binds((*site.binds, *(place.path for place in site.filesystems))),
+            binds=policy.binds((*site.binds, *shown(site.filesystems))),
             modules=site.container_modules,
             max_image_bytes=policy.max_image_bytes or 0,
         )

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from diamond.core.endpoints import FileSystem
 from diamond.core.errors import InvalidInput
 from diamond.core.images import ENV_IN_IMAGE, ImageUse
 from diamond.core.rundir import RunDir
@@ -190,6 +191,25 @@ trap '' HUP INT TERM USR1 USR2
 PATH={_STANDARD_PATH}
 exec {SHIELD_NAME} "$@"
 """
+
+
+# Folders of / that belong to an operating system: an image has its own.
+_SYSTEM = frozenset("bin boot dev etc lib lib32 lib64 libx32 media opt proc root run sbin srv sys tmp usr var".split())
+
+
+def shown(places: Iterable[FileSystem]) -> tuple[str, ...]:
+    """What programs in containers should see of an endpoint's file systems.
+
+    Of a user's folder on scratch, all of scratch, where colleagues' data lies beside it: who may read what there is the
+    file system's business, as outside. The folder itself comes too, for owners whose rules let nothing more be seen.
+    """
+    found: dict[str, None] = {}
+    for place in places:
+        top = place.path.lstrip("/").partition("/")[0]
+        if place.role in ("scratch", "project") and top and top not in _SYSTEM:
+            found[f"/{top}"] = None
+        found[place.path] = None
+    return tuple(found)
 
 
 def inside_script(use: ImageUse, *, run_dir: str, binds: Sequence[str] = (), modules: Sequence[str] = ()) -> str:

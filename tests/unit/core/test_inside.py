@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from diamond.core.endpoints import FileSystem
 from diamond.core.errors import InvalidInput
 from diamond.core.images import ImageUse
-from diamond.core.inside import SHIELD, check_use, enter_script, env_script, inside_script
+from diamond.core.inside import SHIELD, check_use, enter_script, env_script, inside_script, shown
 from diamond.core.rundir import RunDir
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -251,3 +252,16 @@ def test_the_shield_stands_before_the_real_program(tmp_path: Path) -> None:
 if __name__ == "__main__":
     for name, text in texts().items():
         (GOLDEN / name).write_text(text)
+
+
+def test_of_scratch_everything_is_shown_and_of_the_system_nothing() -> None:
+    places = [
+        FileSystem(path="/home/u", role="home"),
+        FileSystem(path="/scratch/u", role="scratch"),
+        FileSystem(path="/lustre/proj/x", role="project"),
+        FileSystem(path="/var/scratch/u", role="scratch"),
+        FileSystem(path="/scratch/u/jobs", role="runs"),
+    ]
+    assert shown(places) == (
+        *("/home/u", "/scratch", "/scratch/u", "/lustre", "/lustre/proj/x", "/var/scratch/u", "/scratch/u/jobs"),
+    )

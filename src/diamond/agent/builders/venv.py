@@ -27,8 +27,8 @@ from diamond.agent.builders.keeper import kept
 from diamond.agent.builders.movable import make_movable, point_at
 from diamond.agent.builders.runner import RUNNER_FILE
 from diamond.core.recipes import Recipe, Stage
+from diamond.core.venvfiles import ROOT, venv_steps
 
-ROOT = "root"
 MADE_WITH = "diamond-venv.json"
 _ENV = "opt/diamond/env.sh"
 _ROOT_LINE = b'export DIAMOND_IMAGE_ROOT="$VIRTUAL_ENV/root"\n'
@@ -101,26 +101,7 @@ class VenvBuilder:
             )
 
     def definition(self, recipe: Recipe, stage_names: Sequence[str]) -> str:
-        steps = {
-            "base": ["python3 -m venv IMAGE" if not recipe.base_image else f"cp -a {recipe.base} IMAGE"],
-            "pip": [
-                "IMAGE/bin/python -m pip install --requirement requirements.txt",
-                *(f"#   {p}" for p in recipe.pip),
-            ],
-            "commands": [
-                *(f"# {target} -> IMAGE/{ROOT}{target}" for target in sorted(recipe.files)),
-                *(
-                    ["bash -e commands.sh", *(f"#   {line}" for line in recipe.build.splitlines())]
-                    if recipe.build
-                    else []
-                ),
-            ],
-        }
-        lines = ["# A virtual environment on the endpoint's own Python."]
-        for name in stage_names:
-            lines += steps.get(name, [])
-        lines += [f"# variable {name}" for name in recipe.envs]
-        return "\n".join(lines) + "\n"
+        return venv_steps(recipe, stage_names)
 
     def base_key(self, ctx: BuildContext) -> str:
         if ctx.recipe.base_image:

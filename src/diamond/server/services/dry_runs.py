@@ -11,7 +11,7 @@ from diamond.core import sites
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.images import ImageUse
-from diamond.core.inside import enter_script, inside_script
+from diamond.core.inside import enter_script, inside_script, shown
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
@@ -110,7 +110,7 @@ def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str) -> dict[str, str
     add to it, or take away."""
     site = sites.find(facts.site) if facts.site else None
     containers = site.containers if site else None
-    paths = [*(containers.binds if containers else ()), *(place.path for place in facts.filesystems)]
+    paths = [*(containers.binds if containers else ()), *shown(facts.filesystems)]
     modules = containers.modules if containers else ()
     return {
         "inside.sh": inside_script(use, run_dir=run_dir, binds=tuple(dict.fromkeys(paths)), modules=modules),
