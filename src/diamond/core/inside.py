@@ -194,7 +194,26 @@ exec {SHIELD_NAME} "$@"
 
 
 # Folders of / that belong to an operating system: an image has its own.
-_SYSTEM = frozenset("bin boot dev etc lib lib32 lib64 libx32 media opt proc root run sbin srv sys tmp usr var".split())
+_SYSTEM = frozenset(
+    {
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "media",
+        "opt",
+        "proc",
+        "root",
+        "run",
+        "sbin",
+        "srv",
+    }
+    | {"sys", "tmp", "usr", "var"}
+)
 
 
 def shown(places: Iterable[FileSystem]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from diamond.agent.schedulers.base import Submission
+from diamond.agent.schedulers.slurm.commands import Commands
+from diamond.agent.schedulers.slurm.discovery import Discovery
 from diamond.agent.schedulers.slurm.facts import (
     Associations,
     facts_of,
@@ -200,3 +202,11 @@ def test_what_can_never_run(asked: dict[str, Any], words: str) -> None:
     job = Submission(name="j", run_dir=Path("/j"), script=Path("/j/job.sh"), **asked)
     found = why_never(job, recorded("slurm-24.11"))
     assert words in found if words else not found
+
+
+def test_a_known_site_says_which_options_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "login1.ls6.tacc.utexas.edu")
+    known = Discovery(Commands(), tmp_path / "facts.json", run_root=tmp_path)
+    assert "--mem" in known.found.refuses
+    monkeypatch.setattr("socket.gethostname", lambda: "somewhere-else")
+    assert Discovery(Commands(), tmp_path / "facts.json", run_root=tmp_path).found.refuses == ()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from diamond.agent.schedulers.slurm import facts as slurm_facts
 from diamond.agent.schedulers.slurm.commands import Commands
+from diamond.core import sites
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import DiamondError
@@ -49,6 +50,7 @@ class Found:
     mem_bytes_used: int = 0
     gpus_used: dict[str, int] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
+    refuses: tuple[str, ...] = ()  # options for which this site, if it is a known one, turns jobs away
 
 
 def with_usage(found: Found, nodes: list[slurm_facts.Node]) -> Found:
@@ -82,7 +84,7 @@ class Discovery:
             cpus_per_node=0,
             queues_ahead=True,
         )
-        self._found = Found(facts=self._load())
+        self._found = Found(facts=self._load(), refuses=self._refused())
         self._first = threading.Event()
         self._wake = threading.Event()
         self._closing = False
@@ -158,12 +160,17 @@ class Discovery:
         facts = slurm_facts.facts_of(config=config, nodes=nodes, partitions=partitions, known=known)
         facts = replace(facts, hostname=self._blank.hostname, run_root=self._blank.run_root)
         before = self._found.facts
-        self._found = with_usage(Found(facts=facts, at=time.monotonic(), config=config), nodes)
+        refuses = self._refused(config.get("ClusterName", ""))
+        self._found = with_usage(Found(facts=facts, at=time.monotonic(), config=config, refuses=refuses), nodes)
         self.on_found(self._found)
         if facts != before:
             self._save(facts)
             self.on_change()
         return True
+
+    def _refused(self, cluster_name: str = "") -> tuple[str, ...]:
+        site = sites.match(self._blank.hostname, os.environ, cluster_name)
+        return site.batch.refuses if site is not None else ()
 
     def _look_at_use(self) -> None:
         """How much of the cluster is in use, while somebody of ours is there to care. The facts stay."""

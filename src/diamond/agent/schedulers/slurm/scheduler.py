@@ -260,7 +260,8 @@ class SlurmScheduler:
         if why := self._why_never(job.submission):
             self._settled(job, lambda: self._jobs.never_ran(job, Reason.REJECTED, why))
             return
-        argv, env = sbatch_argv(job.submission, after_id=after_id), self._environment(job.submission)
+        argv = sbatch_argv(job.submission, after_id=after_id, refuses=self._discovery.found.refuses)
+        env = self._environment(job.submission)
         fault_point("slurm.sbatch")
         answer = self.commands.sbatch(argv, env)
         fault_point("slurm.submitted")
