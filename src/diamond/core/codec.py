@@ -23,6 +23,8 @@ from diamond.core.errors import InvalidInput
 
 T = TypeVar("T")
 
+_LARGEST = 1e300
+
 
 def encode(value: Any) -> Any:
     """A dataclass (or container of them) as JSON values; enums by value."""
@@ -109,6 +111,8 @@ def _convert(hint: Any, raw: Any, strict: bool, path: str) -> Any:
 def _scalar(hint: Any, raw: Any, path: str) -> Any:
     # bool is an int to Python, but `num_nodes: yes` is a slip, not a number.
     if hint is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not abs(raw) < _LARGEST:  # NaN is not either; no database and no JSON takes them
+            raise InvalidInput("must be a finite number", field=path)
         return float(raw)
     if type(raw) is hint:
         return raw

@@ -25,8 +25,10 @@ BUILD_OUTPUTS = (FACTS_FILE, LOCK_FILE, SBOM_FILE, DEFINITION_FILE, FAILURE_FILE
 ENV_IN_IMAGE = "/opt/diamond/env.sh"
 
 # A line of a build's log by which stages are recognised: "diamond: stage 2/5 pip: Python packages"
-STAGE_LINE = re.compile(r"^diamond: stage (\d+)/(\d+) ([a-z]+): (.+)$", re.MULTILINE)
-STAGE_DONE_LINE = re.compile(r"^diamond: stage ([a-z]+) (done|kept|failed) in ([0-9.]+) s$", re.MULTILINE)
+STAGE_LINE = re.compile(r"^diamond: stage (\d{1,3})/(\d{1,3}) ([a-z]{1,20}): (.{1,200})$", re.MULTILINE | re.ASCII)
+STAGE_DONE_LINE = re.compile(
+    r"^diamond: stage ([a-z]{1,20}) (done|kept|failed) in (\d{1,9}(?:\.\d{1,6})?) s$", re.MULTILINE | re.ASCII
+)
 
 
 class Visibility(StrEnum):
@@ -42,13 +44,28 @@ class ReplicaState(StrEnum):
     GONE = "GONE"  # removed, or found missing where it should be
 
 
+_PACKAGE_WORD = re.compile(r"[A-Za-z0-9_][^\s\x00-\x20\x7f]{0,299}")
+
+
+def _package_word(raw: object) -> str:
+    """Locks come from endpoints and other installations and are given to package managers: one word, no option."""
+    if not isinstance(raw, str) or not _PACKAGE_WORD.fullmatch(raw):
+        raise ValueError(f"{str(raw)[:80]!r} is not a package's name or version")
+    return raw
+
+
 @dataclass(frozen=True, kw_only=True)
 class Package:
     """One installed package. `kind` is "deb", "rpm", "apk", "pip" or "conda"."""
 
-    kind: str
-    name: str
-    version: str
+    kind: str = field(metadata={"parse": _package_word})
+    name: str = field(metadata={"parse": _package_word})
+    version: str = field(metadata={"parse": _package_word})
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be told to a package manager; metadata of a package in an image may hold anything."""
+        return all(_PACKAGE_WORD.fullmatch(word) for word in (self.kind, self.name, self.version))
 
 
 @dataclass(frozen=True, kw_only=True)

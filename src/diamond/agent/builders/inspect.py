@@ -90,10 +90,9 @@ def read_lock(output: str) -> Lock:
     """The lock from the script's output. Pure; lines it does not know are ignored."""
     rows = [line.rstrip("\r").split("\t")[1:] for line in output.split("\n") if line.startswith(f"{_MARK}\t")]
     native = next((row[1] for row in rows if row[0] == "deb-native" and len(row) > 1), "")
+    found = {package for package in _packages(rows, native) if package.is_plain}
     return Lock(
-        packages=tuple(
-            sorted(set(_packages(rows, native)), key=lambda package: (package.kind, package.name, package.version))
-        ),
+        packages=tuple(sorted(found, key=lambda package: (package.kind, package.name, package.version))),
         python=next((row[1] for row in rows if row[0] == "python" and len(row) > 1), ""),
         os=next((" ".join(part for part in row[1:3] if part) for row in rows if row[0] == "os"), ""),
     )
