@@ -311,7 +311,7 @@ def test_where_it_is_built_and_with_what(ctx: Context, user_id: str, agent: Imag
     assert "venv" in host.definition
     for recipe, asked, field in (
         ({"base": "host", "system": ["git"]}, {}, "recipe"),
-        (RECIPE, {"endpoint": "plain"}, "endpoint"),
+        (RECIPE, {"endpoint": "plain"}, "base"),
         (RECIPE, {"endpoint": "mars"}, "endpoint"),
         ({"base": "host"}, {"endpoint": "plain", "where": "login"}, "where"),
         ({"base": "image:nothing"}, {}, "base"),

@@ -86,6 +86,11 @@ def test_build_look_list_and_remove(world: World, agent: ImageAgent) -> None:
         assert refused.status_code == 409 and task.id in refused.text
         gone = await client.delete("/api/v1/images/env?force=true")
         assert gone.status_code == 200 and gone.json()["removed"] == ["alpha"]
+        assert gone.json()["remains"] == ""
+        older = await built(client, agent)
+        await built(client, agent, pip=["scipy"])
+        assert (await client.delete("/api/v1/images/env")).json()["remains"] == older.image.id
+        await client.delete("/api/v1/images/env")
         assert (await client.get("/api/v1/images/env")).status_code == 404
         pruned = await client.post("/api/v1/endpoints/alpha/images/prune")
         assert pruned.status_code == 201 and pruned.json()["kind"] == "transfer"

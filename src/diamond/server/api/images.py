@@ -1,6 +1,7 @@
 """Routes of images: build, look at, share, copy, export, import, test, remove.
 
-In a path, `{image}` is an image's id, its name, `NAME@sha256:…`, or any of these of another user as `OWNER/NAME`.
+In a path, `{image}` is an image's id, its name, `NAME@sha256:…` (12 digits or more), or any of these of another user as
+`OWNER/NAME`.
 Where a name is also that of a route, use the id.
 """
 
@@ -308,7 +309,8 @@ def remove_image(
     force: Annotated[bool, Query(description="Even while tasks run in it.")] = False,
 ) -> Response:
     removed, made = image_copies.remove(ctx, user, image, endpoint=endpoint, force=force)
-    return Json(ImageRemoval(removed=removed, tasks=made))
+    remains = images.remaining(ctx, user, image) if endpoint is None else ""
+    return Json(ImageRemoval(removed=removed, tasks=made, remains=remains))
 
 
 @router.get(

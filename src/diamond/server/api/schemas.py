@@ -314,10 +314,11 @@ class ImageTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRemoval:
-    """Where it was removed, and the tasks that tidy up there."""
+    """Where it was removed, the tasks that tidy up there, and the older image that its name means now, if any."""
 
     removed: list[str]
     tasks: list[str]
+    remains: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from diamond.core.inside import enter_script, inside_script, shown
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
-from diamond.server.services import image_placing, planning, snapshots
+from diamond.server.services import image_placing, images, planning, snapshots
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
 from diamond.server.store.models import EndpointRow
@@ -79,7 +79,8 @@ def _need(ctx: Context, session: Session, user_id: str, spec: TaskSpec, rows: li
     if image is None:
         return None
     asked_in = "image" if spec.image is not None else "resources.image_id"
-    return image_placing.need_image(ctx, session, image, rows, asked_in=asked_in)
+    pinned = images.pinned_digest(image, (spec.resources.image_id or "").strip())
+    return image_placing.need_image(ctx, session, image, rows, asked_in=asked_in, pinned=pinned)
 
 
 def _image(need: Need | None, chosen: EndpointRow | None) -> dict[str, Any] | None:

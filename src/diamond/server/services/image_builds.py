@@ -138,6 +138,10 @@ def _choose(
             pinned, base = image_placing.resolve_base(session, user_id, recipe, snapshots.gpu_models([row]))
             kind = image_placing.base_builder(session, base, row)
             builder, problem = builder_for(pinned, facts, kind)
+            if not problem and base is not None:
+                pin = image_placing.base_pin(pinned, base)
+                lacks = image_placing.need_image(ctx, session, base, [row], pinned=pin).obstacles.get(row.id)
+                problem = f"its base cannot be had there: {lacks.text}" if lacks is not None else ""
             if not problem:
                 where_for(pinned.where if where == "auto" else where, facts)
         except InvalidInput as error:
@@ -145,7 +149,9 @@ def _choose(
                 raise
             builder, problem = "", error.message
         if problem:
-            obstacles[row.id] = Obstacle(field="endpoint" if endpoint else "recipe", text=problem)
+            unfit = facts.builds not in ("", "off") and recipe.builder == "auto" and recipe.base != "host"
+            field = "base" if unfit else "endpoint" if endpoint else "recipe"
+            obstacles[row.id] = Obstacle(field=field, text=problem)
         else:
             builders[row.id], resolved[row.id] = builder, (pinned, base)
     spec = TaskSpec.parse({"run": "true", "resources": {"infra": endpoint}})
@@ -206,6 +212,9 @@ def _nowhere(endpoint: str | None, placement: Placement, online: Collection[str]
     problems = {n: item.text for n, item in placement.obstacles.items() if endpoint in (None, n)}
     problems |= dict.fromkeys(placement.undecided, "its agent has not connected yet, so nobody knows what it can build")
     text = "; ".join(f"{name}: {problem}" for name, problem in sorted(problems.items()))
+    if problems and all(placement.obstacles[n].field == "base" for n in problems if n in placement.obstacles):
+        hint = "`base: host` builds a virtual environment with the endpoint's own Python, and needs no container"
+        return InvalidInput(f"no endpoint can build this: {text}", hint=hint, field="base")
     blamed = "endpoint" if endpoint or not placement.obstacles else "recipe"
     return InvalidInput(f"no endpoint can build this: {text}", field=blamed)
 
@@ -272,12 +281,13 @@ def run_test(ctx: Context, user_id: str, ref: str, *, endpoint: str | None = Non
     with ctx.db.read() as session:
         image = images.find(session, user_id, ref, undefer(ImageRow.recipe))
         recipe = decode(Recipe, image.recipe)
+    meant = ref if images.pinned_digest(image, ref) else image.id
     wanted = command if command is not None else recipe.test
     if not wanted:
         raise InvalidInput(
             f"image {image.name} has no validation command", hint="give the command to run in it", field="command"
         )
-    spec = {"name": f"test {image.name}", "run": wanted, "resources": {"image_id": image.id, "infra": endpoint}}
+    spec = {"name": f"test {image.name}", "run": wanted, "resources": {"image_id": meant, "infra": endpoint}}
     task, _ = tasks.create(ctx, user_id, spec)
     return task
 

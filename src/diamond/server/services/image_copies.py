@@ -6,6 +6,7 @@ needs no second export.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -23,6 +24,7 @@ from diamond.server.services import (
     bundles,
     image_placing,
     image_progress,
+    image_settling,
     image_work,
     images,
     planning,
@@ -30,7 +32,7 @@ from diamond.server.services import (
     tasks,
 )
 from diamond.server.services.context import Context
-from diamond.server.services.image_builds import Key, answer
+from diamond.server.services.image_builds import Key, answer, checked_recipe
 from diamond.server.services.image_placing import Need
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow, UserRow
 
@@ -53,7 +55,8 @@ def copy(
             return answer(session, user_id, *earlier), False
         image = images.find(session, user_id, ref, undefer(ImageRow.recipe))
         here = _endpoint(rows, endpoint)
-        need = image_placing.need_image(ctx, session, image, [here])
+        pinned = images.pinned_digest(image, ref)
+        need = image_placing.need_image(ctx, session, image, [here], pinned=pinned)
         result, topics = _get_there(ctx, session, user_id, need, here)
         if key is not None and result.task_id:
             key.remember(ctx, session, user_id, result.task_id)
@@ -69,6 +72,9 @@ def _get_there(ctx: Context, session: Session, user_id: str, need: Need, here: E
         raise InvalidInput(f"endpoint {here.name} cannot have it: {obstacle.text}", field="endpoint")
     way = need.ways[here.id]
     replica, made = image_placing.begin(ctx, session, user_id, need, here)
+    for task in made:
+        if task.id == replica.task_id:
+            task.work = {**(task.work or {}), "falls_back": True}
     topics = planning.place_made(ctx, session, made)
     how = {"ready": "cached"}.get(way.how, way.how)
     why = () if made else (way.why,)  # what was begun says itself why
@@ -92,7 +98,7 @@ def export(ctx: Context, user_id: str, ref: str, *, endpoint: str | None = None)
     with ctx.db.write() as session:
         snapshots.endpoints(session, lock=True)
         image = images.find(session, user_id, ref, undefer(ImageRow.recipe))
-        replica, where = image_progress.newest(session, image, endpoint, state=ReplicaState.READY)
+        replica, where = image_progress.newest(session, image, endpoint, ref=ref, state=ReplicaState.READY)
         task, is_new = image_work.export_task(ctx, session, user_id, image, replica, where)
         topics = planning.place_made(ctx, session, [task] if is_new else [])
         task_id = task.id
@@ -108,7 +114,7 @@ def payload(ctx: Context, user_id: str, ref: str, *, endpoint: str | None = None
     """
     with ctx.db.read() as session:
         image = images.find(session, user_id, ref)
-        replica, where = image_progress.newest(session, image, endpoint, state=ReplicaState.READY)
+        replica, where = image_progress.newest(session, image, endpoint, ref=ref, state=ReplicaState.READY)
         rows = session.scalars(
             sa.select(TaskRow)
             .where(TaskRow.image_id == image.id, TaskRow.kind == "transfer", TaskRow.endpoint_id == where.id)
@@ -147,7 +153,7 @@ def import_image(
     Raises:
         InvalidInput: naming the field.
     """
-    wanted = Recipe.parse(recipe)
+    wanted = checked_recipe(ctx, recipe)
     if name is not None or wanted.name is None:
         try:
             wanted = replace(wanted, name=parse_image_name(name or image_placing.default_name(wanted)))
@@ -155,6 +161,10 @@ def import_image(
             raise InvalidInput(str(error), field="name") from error
     made_elsewhere = _foreign_facts(facts, wanted)
     pins = decode(Lock, lock, path="lock") if lock is not None else None
+    if pins is not None:
+        pins = replace(
+            pins, python=image_settling.clean_text(pins.python, 100), os=image_settling.clean_text(pins.os, 100)
+        )
     item = _uploaded(ctx, payload)
     asked = {"import": payload, "recipe": encode(wanted), "facts": encode(made_elsewhere), "endpoint": endpoint}
     key = Key.of(idempotency_key, asked)
@@ -163,6 +173,8 @@ def import_image(
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
         here = _place_for(ctx, rows, made_elsewhere, endpoint)
+        wanted = _with_base(session, user_id, wanted, here, fits=_takes(here, made_elsewhere))
+        made_elsewhere = replace(made_elsewhere, recipe_digest=wanted.digest)
         image = image_placing.known_image(session, user_id, wanted, endpoint_id=here.id)
         if image is None:
             image = image_placing.new_image(ctx, user_id, wanted)
@@ -175,10 +187,12 @@ def import_image(
             replica, task = image_work.import_task(ctx, session, user_id, image, here, item, made_elsewhere, pins)
             made, how = [task], "imported"
         else:
-            if (way is None or way.how not in ("built", "rebuilt")) and here.id in need.obstacles:
+            if way is None:
+                obstacle = need.obstacles.get(here.id)
                 raise InvalidInput(
                     f"the image is of {made_elsewhere.builder} for {made_elsewhere.architecture}, and endpoint "
-                    f"{here.name} can neither run nor rebuild it: {need.obstacles[here.id].text}",
+                    f"{here.name} can neither run nor rebuild it: "
+                    + (obstacle.text if obstacle else "its agent has not said yet what it can build"),
                     field="endpoint",
                 )
             replica, made = image_placing.begin(ctx, session, user_id, need, here, pins=pins)
@@ -193,6 +207,17 @@ def import_image(
     return result, True
 
 
+def _with_base(session: Session, user_id: str, recipe: Recipe, here: EndpointRow, *, fits: bool) -> Recipe:
+    """The recipe with its base pinned. What was built on an image of another installation can be taken in as it is; it
+    cannot be built here."""
+    try:
+        return image_placing.resolve_base(session, user_id, recipe, snapshots.gpu_models([here]))[0]
+    except InvalidInput:
+        if fits and "@" in recipe.base_image:
+            return recipe
+        raise
+
+
 def _foreign_facts(raw: object, recipe: Recipe) -> ImageFacts:
     """What another installation says of its image: enough to take it in, and nothing that could do harm."""
     facts = decode(ImageFacts, raw, path="facts")
@@ -204,7 +229,10 @@ def _foreign_facts(raw: object, recipe: Recipe) -> ImageFacts:
         raise InvalidInput("is impossible", field="facts.size_bytes")
     if not (facts.architecture.isprintable() and 0 < len(facts.architecture) <= 40):
         raise InvalidInput("must say for which machines it is (as uname -m does)", field="facts.architecture")
-    return replace(facts, path="", recipe_digest=recipe.digest, stages=facts.stages[:50])
+    made = image_settling.clean_facts(replace(facts, path="", recipe_digest=recipe.digest))
+    if made is None:
+        raise InvalidInput("does not describe an image", hint="give the image.json of an export", field="facts")
+    return made
 
 
 def _uploaded(ctx: Context, payload: str) -> Output:
@@ -303,14 +331,16 @@ def remove(
             if only not in (None, replica.endpoint_id):
                 continue
             where = session.get_one(EndpointRow, replica.endpoint_id)
+            after = ""
             if replica.state == ReplicaState.BUILDING and replica.task_id:
+                after = replica.task_id  # what it still writes goes as well
                 maker = session.get_one(TaskRow, replica.task_id, options=[undefer(TaskRow.spec)])
                 topics |= set(tasks.cancel_row(ctx, session, maker))
             replica.state, replica.settled_at, replica.detail = ReplicaState.GONE.value, now, "removed on request"
             names.append(where.name)
             if where.removed_at is None:
                 order = _removal(image, replica)
-                made.append(image_work.add_task(ctx, session, user_id, image, where, order))
+                made.append(image_work.add_task(ctx, session, user_id, image, where, order, after=after))
         if only is not None and not names:
             raise NotFound(
                 f"image {image.name} is not at endpoint {endpoint!r}", hint="`diamond image show` says where"
@@ -385,12 +415,31 @@ def sweep_payloads(ctx: Context) -> int:
         waiting = {
             str((task.work or {}).get("after") or "") for task in session.scalars(live.options(undefer(TaskRow.work)))
         }
-    swept = 0
+    old: set[str] = set()
     for task in rows:
         order = image_work.order_of(task)
         if order is None or order.action != "export" or task.id in waiting:
             continue
         if (found := image_work.payload_of(ctx, task)) is not None:
-            ctx.blobs.delete(f"sha256:{found.sha256}")
-            swept += 1
-    return swept
+            old.add(f"sha256:{found.sha256}")
+    if not old:
+        return 0
+    old -= _still_wanted(ctx, before)
+    for digest in old:
+        ctx.blobs.delete(digest)
+    return len(old)
+
+
+def _still_wanted(ctx: Context, before: float) -> set[str]:
+    """Blobs that live tasks are given, or that younger exports brought: the same bytes are kept only once."""
+    with ctx.db.read() as session:
+        specs = session.scalars(sa.select(TaskRow.spec).where(TaskRow.state.not_in(_FINAL_TASKS))).all()
+        ended = sa.or_(TaskRow.ended_at.is_(None), TaskRow.ended_at >= before)
+        young = sa.select(TaskRow.outputs).where(TaskRow.kind == "transfer", ended)
+        wanted = {f"sha256:{item.get('sha256')}" for outputs in session.scalars(young) for item in outputs}
+    refs = {ref for spec in specs for ref in (spec.get("workdir"), *(spec.get("file_mounts") or {}).values())}
+    for ref in refs:
+        if isinstance(ref, str) and is_bundle_ref(ref):
+            with contextlib.suppress(DiamondError):
+                wanted |= {item.digest for item in bundles.manifest(ctx, digest_of_ref(ref)).files}
+    return wanted

@@ -106,7 +106,11 @@ def save(ctx: Context, user_id: str, draft_id: str, step: str, contents: Any, *,
             hint=f"fields: {', '.join(fields) or 'none'}",
             field=f"contents.{unknown[0][:60]}",
         )
-    if len(json.dumps(contents)) > _MAX_BYTES:
+    try:
+        size = len(json.dumps(contents, allow_nan=False))
+    except ValueError:
+        raise InvalidInput("has a number that is not finite", field="contents") from None
+    if size > _MAX_BYTES:
         raise TooLarge(f"is larger than {_MAX_BYTES} bytes", field="contents")
     with ctx.db.write() as session:
         row = _find(session, user_id, draft_id, for_update=True)
@@ -147,6 +151,8 @@ def submit(
 
 def remove(ctx: Context, user_id: str, draft_id: str) -> None:
     """Harmless when it is gone already."""
+    if not is_id(draft_id, "dra"):
+        return
     with ctx.db.write() as session:
         mine = (ImageDraftRow.id == draft_id, ImageDraftRow.owner_id == user_id)
         session.execute(sa.delete(ImageDraftRow).where(*mine))
@@ -173,8 +179,10 @@ def _fields(step: str) -> tuple[str, ...]:
 
 def _find(session: Session, user_id: str, draft_id: str, *, for_update: bool = False) -> ImageDraftRow:
     query = sa.select(ImageDraftRow).where(ImageDraftRow.id == draft_id, ImageDraftRow.owner_id == user_id)
-    row = session.scalars(query.with_for_update() if for_update else query).one_or_none()
-    if row is None or not is_id(draft_id, "dra"):
+    row = None
+    if is_id(draft_id, "dra"):  # anything else may hold what the database refuses
+        row = session.scalars(query.with_for_update() if for_update else query).one_or_none()
+    if row is None:
         raise NotFound(f"there is no draft {draft_id[:60]!r}", hint="it may have been removed")
     return row
 

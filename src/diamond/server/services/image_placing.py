@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +18,9 @@ from diamond.core.codec import decode, encode
 from diamond.core.errors import DiamondError, InvalidInput, NotFound
 from diamond.core.ids import new_id
 from diamond.core.images import BuildFailure, ImageFacts, ImageUse, ReplicaState, Visibility
+from diamond.core.reasons import Reason
 from diamond.core.recipes import Recipe
-from diamond.core.states import TaskState
+from diamond.core.states import FINAL_TASK_STATES, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.planner.partitions import Obstacle
 from diamond.server.services import image_work, images
@@ -112,6 +114,8 @@ def resolve_base(session: Session, user_id: str, recipe: Recipe, models: list[st
         base = images.find(session, user_id, recipe.base_image, undefer(ImageRow.recipe), field="base")
     except NotFound as error:
         raise InvalidInput(error.message, hint=error.hint, field="base") from error
+    if images.pinned_digest(base, recipe.base_image):  # one result of it is meant, not whatever its recipe gives
+        return recipe, base
     named = recipe.base_image.partition("@")[0]
     return replace(recipe, base=f"image:{named}@{base.recipe_digest}"), base
 
@@ -168,8 +172,10 @@ def look(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec, rows: li
     image = session.get(ImageRow, task.image_id, options=[undefer(ImageRow.recipe)])
     if image is None:
         return None
-    inline = spec.image is not None
-    return need_image(ctx, session, image, rows, asked_in="image" if inline else "resources.image_id", task=task)
+    asked_in = "image" if spec.image is not None else "resources.image_id"
+    pinned = images.pinned_digest(image, path)
+    tried = (task.work or {}).get("tried", [])
+    return need_image(ctx, session, image, rows, asked_in=asked_in, tried=tried, pinned=pinned)
 
 
 def need_path(path: str, rows: list[EndpointRow]) -> Need:
@@ -192,18 +198,32 @@ def need_image(
     rows: list[EndpointRow],
     *,
     asked_in: str = "resources.image_id",
-    task: TaskRow | None = None,
+    tried: Collection[str] = (),
+    pinned: str = "",
 ) -> Need:
+    """How each endpoint would get the image. `pinned`: the digest that the result must have."""
     recipe = decode(Recipe, image.recipe)
     base = base_of(session, image, recipe)
     need = Need(image=image, recipe=recipe, base=base, asked_in=asked_in)
     results = images.replicas_of(session, image.id)
-    tried = (task.work or {}).get("tried", []) if task is not None else []
+    lost_base = recipe.base_image if base is None else ""
+    others: set[str] = set()
+    if pinned:
+        live = [(replica, at) for replica, at in results if replica.state in images.LIVE]
+        results = [(replica, at) for replica, at in live if has_digest(session, replica, pinned)]
+        others = {at.id for _, at in live} - {at.id for _, at in results}
     for row in rows:
         if facts_of(row) is None:
             continue
+        if row.id in others:
+            text = f"its image {image.name} is another one than {pinned[:19]}"
+            need.obstacles[row.id] = Obstacle(field=asked_in, text=text)
+            continue
         kind = base_builder(session, base, row)
-        way = way_to(image, recipe, row, results, ctx.clock(), tried=tried, base_builder=kind)
+        way = way_to(
+            image, recipe, row, results, ctx.clock(),
+            tried=tried, base_builder=kind, pinned=pinned, lost_base=lost_base,
+        )  # fmt: skip
         if way.how == "ready":
             assert way.source is not None
             need.uses[row.id] = use_of(image, way.source)
@@ -214,14 +234,37 @@ def need_image(
     return need
 
 
+def has_digest(session: Session, replica: ReplicaRow, digest: str) -> bool:
+    """Whether it is (or will be) the result with this digest. A copied virtual environment has one of its own, since it
+    is pointed to another Python: what it was copied from counts."""
+    if replica.digest.startswith(digest):
+        return True
+    task = session.get(TaskRow, replica.task_id or "", options=[undefer(TaskRow.work)])
+    order = image_work.order_of(task) if task is not None else None
+    return order is not None and order.action in ("import", "link") and order.digest.startswith(digest)
+
+
 def base_of(session: Session, image: ImageRow, recipe: Recipe) -> ImageRow | None:
-    """The Diamond image it builds on, as its owner named it."""
-    if not recipe.base_image:
-        return None
-    try:
-        return images.find(session, image.owner_id, recipe.base_image, undefer(ImageRow.recipe))
-    except DiamondError:
-        return None
+    """The Diamond image it builds on, as its owner named it; None also where the bases lead back to an image they began
+    with, as forged ones may."""
+    first: ImageRow | None = None
+    seen = {image.id}
+    while recipe.base_image:
+        try:
+            found = images.find(session, image.owner_id, recipe.base_image, undefer(ImageRow.recipe))
+        except DiamondError:
+            return first
+        if found.id in seen:
+            return None
+        seen.add(found.id)
+        first = first or found
+        image, recipe = found, decode(Recipe, found.recipe)
+    return first
+
+
+def base_pin(recipe: Recipe, base: ImageRow) -> str:
+    """The digest its base must have; empty: any result of that image will do."""
+    return images.pinned_digest(base, recipe.base_image)
 
 
 def base_builder(session: Session, base: ImageRow | None, row: EndpointRow) -> str:
@@ -256,12 +299,21 @@ def disappointed(session: Session, task: TaskRow, key: str = "replica_id") -> Fa
     if replica is None or replica.state != ReplicaState.FAILED:
         return None
     assert image is not None
+    if _stopped_by_another(session, replica, task.owner_id if key == "replica_id" else image.owner_id):
+        task.work = {**(task.work or {}), key: ""}
+        return None
     if replica.origin in ("linked", "copied"):
         work = dict(task.work or {})
         task.work = {**work, "tried": sorted({*work.get("tried", []), replica.origin}), key: ""}
         return None
     where = session.get(EndpointRow, replica.endpoint_id)
     return Failed(text=failure_text(image, replica, where.name if where else "its endpoint"))
+
+
+def _stopped_by_another(session: Session, replica: ReplicaRow, user_id: str) -> bool:
+    """Whether it failed because somebody else stopped a task of theirs: no reason for this user to do without."""
+    maker = session.get(TaskRow, replica.task_id or "")
+    return maker is not None and maker.reason == Reason.CANCELLED and maker.owner_id != user_id
 
 
 def failure_text(image: ImageRow, replica: ReplicaRow, endpoint: str) -> str:
@@ -308,16 +360,38 @@ def begin(
     if way.how in ("waiting", "ready"):
         assert way.source is not None
         return way.source, []
+    if way.how in ("built", "rebuilt") and need.recipe.base_image and need.base is None:
+        raise InvalidInput(
+            f"image {need.recipe.base_image}, on which {need.image.name} builds, is not to be found", field="base"
+        )
     return image_work.bring(ctx, session, user_id, need.image, need.recipe, endpoint, way, base=need.base, **options)
 
 
+def removal_state(session: Session, task: TaskRow) -> str:
+    """What is made anew waits for the removal of what was there before, which would take it along."""
+    order = image_work.order_of(task)
+    if order is None or order.action not in ("build", "import", "link"):
+        return ""
+    earlier = [TaskRow.image_id == task.image_id, TaskRow.endpoint_id == task.endpoint_id, TaskRow.id < task.id]
+    live = TaskRow.state.not_in([state.value for state in FINAL_TASK_STATES])
+    query = sa.select(TaskRow).where(*earlier, live, TaskRow.kind == "transfer").options(undefer(TaskRow.work))
+    for other in session.scalars(query):
+        before = image_work.order_of(other)
+        if before is not None and before.action == "remove":
+            return f"waiting for the removal of the one before (task {other.id})"
+    return ""
+
+
 def export_state(ctx: Context, session: Session, task: TaskRow) -> str | Failed:
-    """Whether the task that an import waits for is done: empty when it is and the payload was handed over."""
+    """Whether the task that this one waits for is done: empty when it is, and an import was handed the payload."""
     after = str((task.work or {}).get("after") or "")
     export = session.get(TaskRow, after, options=[undefer(TaskRow.outputs)]) if after else None
     if export is None:
         return "" if not after else Failed(text="the task that should have brought the image to the server is gone")
     state = TaskState(export.state)
+    order = image_work.order_of(task)
+    if order is not None and order.action == "remove":
+        return "" if state.is_final else f"waiting for its making to stop (task {export.id})"
     if not state.is_final:
         return f"waiting for the image's file to reach the server (task {export.id})"
     payload = image_work.payload_of(ctx, export)

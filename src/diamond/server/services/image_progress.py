@@ -35,7 +35,7 @@ def progress(ctx: Context, user_id: str, ref: str, endpoint: str | None = None) 
     """
     with ctx.db.read() as session:
         image = images.find(session, user_id, ref)
-        replica, where = newest(session, image, endpoint)
+        replica, where = newest(session, image, endpoint, ref=ref)
         task = session.get(TaskRow, replica.task_id) if replica.task_id else None
         stages, number, total = _stages(ctx, session, replica.task_id) if replica.task_id else ((), 0, 0)
         view = images.to_replica(replica, where.name)
@@ -56,9 +56,9 @@ def progress(ctx: Context, user_id: str, ref: str, endpoint: str | None = None) 
 
 
 def newest(
-    session: Session, image: ImageRow, endpoint: str | None, *, state: ReplicaState | None = None
+    session: Session, image: ImageRow, endpoint: str | None, *, ref: str, state: ReplicaState | None = None
 ) -> tuple[ReplicaRow, EndpointRow]:
-    """The newest result of an image (at an endpoint, in a state).
+    """The newest result of an image (at an endpoint, in a state), with the digest that `ref` names, if it does.
 
     Raises:
         NotFound: saying where it is instead.
@@ -71,6 +71,9 @@ def newest(
     )
     if state is not None:
         query = query.where(ReplicaRow.state == state.value, EndpointRow.removed_at.is_(None))
+    pinned = images.pinned_digest(image, ref)
+    if pinned:
+        query = query.where(ReplicaRow.digest.like(f"{pinned}%"))
     rows = session.execute(query).all()
     for replica, where in rows:
         if endpoint in (None, where.name):

@@ -6,12 +6,14 @@ before it did draws it at its next start. What an endpoint says of its result is
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy import exc
+from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import is_digest
 from diamond.core.codec import decode, encode
@@ -21,15 +23,19 @@ from diamond.core.images import FACTS_FILE, FAILURE_FILE, BuildFailure, ImageFac
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.recipes import BUILDERS
 from diamond.core.states import FINAL_TASK_STATES, TaskState
-from diamond.server.services import images, snapshots
+from diamond.server.services import image_placing, image_work, images, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
+log = logging.getLogger("diamond.server.images")
 _FINAL = [state.value for state in FINAL_TASK_STATES]
 _MAX_TEXT = 4000
 _MAX_STAGES = 50
 _KEY = re.compile(r"[0-9a-f]{8,64}")
 _WORD = re.compile(r"[A-Za-z0-9._+~ -]{0,100}")
+_UNREADABLE = BuildFailure(
+    stage="", message="what the endpoint said of its result cannot be kept", hint="is its agent up to date?"
+)
 
 
 def settle(ctx: Context) -> None:
@@ -55,9 +61,22 @@ def settle(ctx: Context) -> None:
             .join(EndpointRow, EndpointRow.id == ReplicaRow.endpoint_id)
             .where(ReplicaRow.id.in_(waiting), ReplicaRow.state == ReplicaState.BUILDING.value)
             .where(TaskRow.state.in_(_FINAL))
+            .options(undefer(TaskRow.work), undefer(TaskRow.spec), undefer(ImageRow.recipe))
         ).all()
         for replica, task, image, endpoint in rows:
-            _conclude(ctx, session, replica, task, image, endpoint)
+            try:
+                with session.begin_nested():  # one odd result must not keep the others waiting
+                    kind, about = _conclude(ctx, session, replica, task, image, endpoint)
+            except exc.OperationalError:  # that is the database's trouble, not the result's
+                raise
+            except Exception:
+                log.exception("the result of task %s cannot be kept", task.id)
+                replica.settled_at = ctx.clock()
+                replica.state, replica.failure = ReplicaState.FAILED.value, encode(_UNREADABLE)
+                kind, about = "image.failed", {"endpoint": endpoint.name, "message": _UNREADABLE.message}
+            images.record(session, image, kind, ctx.clock(), about, task_id=task.id, endpoint_id=endpoint.id)
+            if kind == "image.failed":
+                _fall_back(ctx, session, replica, task, image, endpoint)
             topics |= {f"image:{image.id}", f"task:{task.id}", "events"}
         fault_point("server.settling")
     ctx.hub.notify(*topics)
@@ -65,24 +84,67 @@ def settle(ctx: Context) -> None:
 
 def _conclude(
     ctx: Context, session: Session, replica: ReplicaRow, task: TaskRow, image: ImageRow, endpoint: EndpointRow
-) -> None:
+) -> tuple[str, dict[str, Any]]:
+    """Write what became of it; the event to be recorded."""
     now = ctx.clock()
     replica.settled_at = now
     about: dict[str, Any] = {"endpoint": endpoint.name, "how": replica.origin}
-    found = None
+    found, said = None, None
     if task.state == TaskState.SUCCEEDED:
         found = _checked_facts(images.read_result(ctx, session, task.id, FACTS_FILE), image)
+        if found is not None and (problem := _other_than_ordered(ctx, task, found)):
+            found, said = None, BuildFailure(stage="", message=problem, hint="try again", code="digest")
     if found is not None and endpoint.removed_at is None:
         replica.state, replica.ready_at = ReplicaState.READY.value, now
         replica.facts, replica.digest, replica.size_bytes = encode(found), found.digest, found.size_bytes
         kind = "image.ready"
         about |= {"digest": found.digest, "size_bytes": found.size_bytes, "seconds": found.seconds}
     else:
-        failure = _failure(ctx, session, task)
+        failure = said or _failure(ctx, session, task)
         replica.state, replica.failure = ReplicaState.FAILED.value, encode(failure)
         kind = "image.failed"
         about |= {"stage": failure.stage, "message": failure.message, "hint": failure.hint}
-    images.record(session, image, kind, now, about, task_id=task.id, endpoint_id=endpoint.id)
+    return kind, about
+
+
+def _other_than_ordered(ctx: Context, task: TaskRow, made: ImageFacts) -> str:
+    """In what an endpoint's result differs from what its order asked for; empty when it is that."""
+    order = image_work.order_of(task)
+    if order is None:
+        return ""
+    if order.builder and made.builder != order.builder:
+        return f"the endpoint made an image of {made.builder}; {order.builder} was asked for"
+    if order.action not in ("import", "link") or not order.digest or made.digest == order.digest:
+        return ""
+    # A virtual environment is pointed to this endpoint's Python, which changes it. A payload whose own digest was asked
+    # for was checked when it was staged.
+    if made.builder == "venv" or order.digest == image_work.mounted_payload(ctx, task):
+        return ""
+    return f"what arrived is not the image that was sent: its digest is {made.digest}, not {order.digest}"
+
+
+def _fall_back(
+    ctx: Context, session: Session, replica: ReplicaRow, task: TaskRow, image: ImageRow, endpoint: EndpointRow
+) -> None:
+    """Who asked for an image to be brought somewhere gets it by the next way, as a task that waits for one does."""
+    work = task.work or {}
+    if not work.get("falls_back") or task.reason == Reason.CANCELLED or endpoint.removed_at is not None:
+        return
+    if image.removed_at is not None or replica.origin not in ("linked", "copied"):
+        return
+    tried = sorted({*work.get("tried", []), replica.origin})
+    session.flush()
+    need = image_placing.need_image(ctx, session, image, [endpoint], tried=tried)
+    if endpoint.id not in need.ways:
+        return
+    try:
+        _, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint)
+    except DiamondError as error:  # its policy changed just now
+        log.warning("image %s cannot be brought to %s another way: %s", image.id, endpoint.name, error)
+        return
+    for one in made:  # the planner places them
+        if (one.work or {}).get("replica_id"):
+            one.work = {**(one.work or {}), "falls_back": True, **({"tried": tried} if one.kind == "transfer" else {})}
 
 
 def _checked_facts(raw: Any, image: ImageRow) -> ImageFacts | None:
@@ -91,29 +153,36 @@ def _checked_facts(raw: Any, image: ImageRow) -> ImageFacts | None:
         facts = decode(ImageFacts, raw)
     except DiamondError:
         return None
+    if facts.image_id != image.id or not 0 < len(facts.path) <= 4096 or not facts.path.isprintable():
+        return None
+    made = clean_facts(facts)
+    return replace(made, recipe_digest=image.recipe_digest) if made is not None else None
+
+
+def clean_facts(facts: ImageFacts) -> ImageFacts | None:
+    """What somebody said of an image, as it may be kept; None when it makes no sense."""
     texts = (facts.builder_version, facts.architecture, facts.python, facts.os)
     sound = (
-        facts.image_id == image.id
-        and facts.builder in BUILDERS
+        facts.builder in BUILDERS
         and is_digest(facts.digest)
-        and 0 < len(facts.path) <= 4096
-        and facts.path.isprintable()
         and 0 <= facts.size_bytes < 2**60
+        and 0 <= facts.num_packages < 2**31
+        and all(0 <= number < 1e12 for number in (facts.built_at, facts.seconds))
         and all(_WORD.fullmatch(text) for text in texts)
     )
     if not sound:
         return None
     stages = tuple(
         StageRecord(
-            name=_clean(stage.name, 40),
-            title=_clean(stage.title, 100),
+            name=clean_text(stage.name, 40),
+            title=clean_text(stage.title, 100),
             seconds=stage.seconds if 0 <= stage.seconds < 1e9 else 0.0,
-            state=_clean(stage.state, 20),
+            state=clean_text(stage.state, 20),
             key=stage.key if _KEY.fullmatch(stage.key) else "",
         )
         for stage in facts.stages[:_MAX_STAGES]
     )
-    return replace(facts, stages=stages, recipe_digest=image.recipe_digest)
+    return replace(facts, stages=stages)
 
 
 def _failure(ctx: Context, session: Session, task: TaskRow) -> BuildFailure:
@@ -123,12 +192,12 @@ def _failure(ctx: Context, session: Session, task: TaskRow) -> BuildFailure:
         try:
             said = decode(BuildFailure, raw)
             return BuildFailure(
-                stage=_clean(said.stage, 40),
-                message=_clean(said.message, 1000),
-                line=_clean(said.line, 1000),
-                excerpt=_clean(said.excerpt, 20_000),
-                hint=_clean(said.hint, 1000),
-                code=_clean(said.code, 60),
+                stage=clean_text(said.stage, 40),
+                message=clean_text(said.message, 1000),
+                line=clean_text(said.line, 1000),
+                excerpt=clean_text(said.excerpt, 20_000),
+                hint=clean_text(said.hint, 1000),
+                code=clean_text(said.code, 60),
             )
         except DiamondError:
             pass
@@ -138,11 +207,11 @@ def _failure(ctx: Context, session: Session, task: TaskRow) -> BuildFailure:
         )
     if reason is Reason.CANCELLED:
         return BuildFailure(stage="", message="it was stopped on request", code="cancelled")
-    detail = _clean(task.detail, _MAX_TEXT)
+    detail = clean_text(task.detail, _MAX_TEXT)
     sentence = MEANINGS[reason].sentence
     return BuildFailure(stage="", message=detail or sentence, hint=sentence if detail else "", code=reason.value)
 
 
-def _clean(raw: str, limit: int) -> str:
+def clean_text(raw: str, limit: int) -> str:
     """As the database can hold it: PostgreSQL refuses NUL, and lone surrogates are not text."""
     return raw[:limit].replace("\x00", "").encode(errors="replace").decode()

@@ -54,7 +54,9 @@ def builder_for(recipe: Recipe, facts: EndpointFacts, base_builder: str = "") ->
         return "", misfit or f"the recipe asks for {recipe.builder}; builders there: {have}"
     if recipe.base == "host" and (recipe.system or recipe.conda):
         return "", _misfit(recipe, "venv", base_builder)
-    return "", f"it has no builder for a recipe based on {recipe.base[:60]}; builders there: {have}"
+    absent = [f"{name}: {text[:200]}" for name, text in facts.builder_problems.items() if name in BUILDERS]
+    why = f" ({'; '.join(absent)})" if absent else ""
+    return "", f"it has no builder for a recipe based on {recipe.base[:60]}; builders there: {have}{why}"
 
 
 def _misfit(recipe: Recipe, builder: str, base_builder: str) -> str:
@@ -102,8 +104,17 @@ def way_to(
     *,
     tried: Collection[str] = (),
     base_builder: str = "",
+    pinned: str = "",
+    lost_base: str = "",
 ) -> Way:
-    """How `here` gets the image. `tried`: ways that failed just now and are not taken again."""
+    """How `here` gets the image.
+
+    Args:
+        results: of the image; with `pinned`, only those with that digest, and what lies here.
+        tried: ways that failed just now and are not taken again.
+        pinned: the digest it must have. It cannot be built: that would be another.
+        lost_base: the image it builds on, where that is not to be found.
+    """
     facts = facts_of(here)
     for replica, endpoint in results:
         if endpoint.id == here.id and replica.state == ReplicaState.READY:
@@ -133,7 +144,12 @@ def way_to(
                 why = f"image {image.name} is copied from {endpoint.name}: {made.builder} and {made.architecture} fit"
                 return Way(how="copied", why=why, builder=made.builder, source=replica, source_endpoint=endpoint)
     because = f" ({'; '.join(misfits)})" if misfits else ""
+    if pinned:
+        why = f"image {image.name} with digest {pinned[:19]} is not there and cannot be copied there"
+        return Way(how="", why=why + (because or ", and a new build of it would have another"))
     builder, problem = builder_for(recipe, facts, base_builder)
+    if lost_base and not problem:
+        problem = f"it builds on image {lost_base}, which is not to be found"
     if problem:
         return Way(how="", why=f"image {image.name} is not there and cannot be built there: {problem}{because}")
     elsewhere = [endpoint.name for _, endpoint in results if endpoint.id != here.id]

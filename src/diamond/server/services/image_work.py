@@ -2,7 +2,8 @@
 
 Such a job belongs to a task of kind "build" or "transfer", whose `work` column holds
 
-    {"order": an ImageWork, "replica_id": what it makes, "after": a task it waits for, "base_id": an image it builds on}
+    {"order": an ImageWork, "replica_id": what it makes, "after": a task it waits for, "base_id": an image it builds on,
+     "falls_back": whether another way is taken when this one fails, "tried": ways that failed before}
 
 and, of a command, {"replica_id": what it waits for or runs in, "tried": ways to get its image that failed}.
 Runs inside the caller's write transaction, which has locked the endpoints.
@@ -17,8 +18,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
-from diamond.core.bundles import BundleFile, Manifest, is_digest
+from diamond.core.bundles import BundleFile, Manifest, digest_of_ref, is_digest
 from diamond.core.codec import decode, encode
+from diamond.core.errors import DiamondError
 from diamond.core.ids import new_id
 from diamond.core.images import PAYLOAD_FILE, ImageFacts, ImageUse, ImageWork, Lock, ReplicaState
 from diamond.core.reasons import Reason
@@ -26,7 +28,7 @@ from diamond.core.recipes import Recipe
 from diamond.core.resources import Resources
 from diamond.core.states import Desired, TaskState
 from diamond.core.tasks import Output, RetryPolicy, TaskSpec
-from diamond.server.services import images, lifecycle
+from diamond.server.services import bundles, images, lifecycle
 from diamond.server.services.context import Context
 from diamond.server.services.image_ways import Way, where_for
 from diamond.server.services.snapshots import facts_of
@@ -128,7 +130,8 @@ def export_task(
         if order is None or order.action != "export" or order.digest != source.digest:
             continue
         state = TaskState(task.state)
-        if not state.is_final and task.desired == Desired.RUN:
+        # What another asked for, that person may stop.
+        if not state.is_final and task.desired == Desired.RUN and task.owner_id == user_id:
             return task, False
         if state is TaskState.SUCCEEDED and payload_of(ctx, task) is not None:
             return task, False
@@ -290,6 +293,15 @@ def _payload_ref(ctx: Context, payload: Output) -> str:
     return manifest.ref
 
 
+def mounted_payload(ctx: Context, task: TaskRow) -> str:
+    """The digest of the payload an import was given; empty when it has none."""
+    ref = decode(TaskSpec, task.spec).file_mounts.get(PAYLOAD_FILE, "")
+    try:
+        return bundles.manifest(ctx, digest_of_ref(ref)).files[0].digest if ref else ""
+    except DiamondError:
+        return ""
+
+
 def give_payload(ctx: Context, task: TaskRow, payload: Output) -> None:
     """Let an import find what its export left."""
     spec = decode(TaskSpec, task.spec)
@@ -303,5 +315,4 @@ def give_base(task: TaskRow, use: ImageUse) -> None:
     task.work = {
         **(task.work or {}),
         "order": encode(replace(order, base_path=use.path, base_digest=use.digest, builder=use.kind)),
-        "base_id": "",
     }

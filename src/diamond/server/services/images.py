@@ -32,7 +32,7 @@ LIVE = (ReplicaState.BUILDING.value, ReplicaState.READY.value)
 _FINAL_TASKS = [state.value for state in FINAL_TASK_STATES]
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 _REF = re.compile(
-    r"(?:(?P<owner>[^/@\s.][^/@\s]{0,63})/)?(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    r"(?:(?P<owner>[^/@\s.][^/@\s]{0,63})/)?(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:@(?P<digest>sha256:[0-9a-f]{12,64}))?"
 )
 
 
@@ -44,7 +44,8 @@ def visible_to(user_id: str) -> list[sa.ColumnElement[bool]]:
 def find(session: Session, user_id: str, ref: str, *options: Any, field: str = "") -> ImageRow:
     """The image a reference means: an id, ``NAME``, ``owner/NAME``, either with ``@sha256:…``.
 
-    A name stands for the newest image of that name that is ready or being built anywhere; else for the newest.
+    A name stands for the newest image of that name that is ready or being built anywhere; else for the newest. Of a
+    digest the first 12 digits will do, as lists show them, where only one begins so.
 
     Raises:
         NotFound: naming near ones; also for what others keep to themselves.
@@ -56,7 +57,7 @@ def find(session: Session, user_id: str, ref: str, *options: Any, field: str = "
             return row
         raise _unknown(session, user_id, ref, field)
     form = _REF.fullmatch(ref)
-    if form is None:
+    if form is None or not ref.isprintable():  # PostgreSQL would stumble over a NUL
         raise InvalidInput(
             f"{ref[:100]!r} is not the name of an image",
             hint="write NAME, NAME@sha256:…, owner/NAME, docker://… or the path of an image on the endpoint",
@@ -68,14 +69,36 @@ def find(session: Session, user_id: str, ref: str, *options: Any, field: str = "
     else:
         where.append(ImageRow.owner_id.in_(sa.select(UserRow.id).where(UserRow.name == form["owner"])))
     if form["digest"] is not None:
-        copies = sa.select(ReplicaRow.image_id).where(ReplicaRow.digest == form["digest"], ReplicaRow.state.in_(LIVE))
-        where.append(sa.or_(ImageRow.recipe_digest == form["digest"], ImageRow.id.in_(copies)))
+        where.append(_has_digest(session, where, form["digest"], field))
     live = sa.exists().where(ReplicaRow.image_id == ImageRow.id, ReplicaRow.state.in_(LIVE))
     order = (sa.case((live, 0), else_=1), ImageRow.id.desc())
     query = sa.select(ImageRow).where(*where).order_by(*order).limit(1).options(*options)
     if (row := session.scalars(query).one_or_none()) is not None:
         return row
     raise _unknown(session, user_id, ref, field)
+
+
+def _has_digest(session: Session, among: list[Any], digest: str, field: str) -> sa.ColumnElement[bool]:
+    """The condition that an image, or a result of it, has this digest or is the only one whose digest begins so."""
+    begins = f"{digest}%"  # hex digits: nothing to escape
+    copies = sa.select(ReplicaRow.image_id).where(ReplicaRow.digest.like(begins), ReplicaRow.state.in_(LIVE))
+    if len(digest) < len("sha256:") + 64:
+        results = sa.select(ReplicaRow.digest).join(ImageRow, ImageRow.id == ReplicaRow.image_id).where(*among)
+        found = set(session.scalars(results.where(ReplicaRow.digest.like(begins), ReplicaRow.state.in_(LIVE))))
+        recipes = sa.select(ImageRow.recipe_digest).where(*among, ImageRow.recipe_digest.like(begins))
+        if len(found := found | set(session.scalars(recipes))) > 1:
+            raise InvalidInput(
+                f"{len(found)} digests begin with {digest}", hint=f"write more of it: {', '.join(sorted(found)[:3])}",
+                field=field,
+            )  # fmt: skip
+    return sa.or_(ImageRow.recipe_digest.like(begins), ImageRow.id.in_(copies))
+
+
+def pinned_digest(image: ImageRow, ref: str) -> str:
+    """The digest (or its beginning) that a result of the image must have for who names it so; empty: any will do."""
+    form = _REF.fullmatch(ref)  # docker://…@sha256:… is a registry's digest, not one of ours
+    digest = (form["digest"] if form else None) or ""
+    return "" if image.recipe_digest.startswith(digest) else digest
 
 
 def find_mine(session: Session, user_id: str, ref: str, *options: Any) -> ImageRow:
@@ -127,6 +150,15 @@ def detail_of(session: Session, row: ImageRow, user_id: str) -> Image:
     return image
 
 
+def remaining(ctx: Context, user_id: str, ref: str) -> str:
+    """The id of the image that a name still means after one of that name was removed; empty when none is left."""
+    with ctx.db.read() as session:
+        try:
+            return find(session, user_id, ref.partition("@")[0]).id
+        except DiamondError:
+            return ""
+
+
 def list_images(
     ctx: Context,
     user_id: str,
@@ -146,6 +178,9 @@ def list_images(
     if cursor is not None and not is_id(cursor, "img"):
         raise InvalidInput("is not a cursor this server gave out", hint="start again without it", field="cursor")
     where: list[Any] = visible_to(user_id)
+    for field, text in (("name", name), ("endpoint", endpoint)):
+        if text is not None and not text.isprintable():
+            raise InvalidInput("contains control characters", field=field)
     if name is not None:
         where.append(ImageRow.name == name)
     with ctx.db.read() as session:

@@ -128,7 +128,7 @@ def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -
     if endpoint is None:
         lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail="its endpoint was removed")
         return replace(waits, topics=[*waits.topics, "planning"])
-    state = image_placing.export_state(ctx, session, task)
+    state = image_placing.export_state(ctx, session, task) or image_placing.removal_state(session, task)
     if not state:
         state, topics = _base_state(ctx, session, task, endpoint)
         waits = replace(waits, topics=[*waits.topics, *topics])
@@ -160,13 +160,17 @@ def _base_state(ctx: Context, session: Session, task: TaskRow, endpoint: Endpoin
     base = session.get(ImageRow, base_id, options=[undefer(ImageRow.recipe)])
     if base is None or base.removed_at is not None:
         return Failed(text="the image it builds on was removed"), []
-    need = image_placing.need_image(ctx, session, base, [endpoint], task=task)
+    order = image_work.order_of(task)
+    pinned = image_placing.base_pin(order.recipe, base) if order is not None and order.recipe is not None else ""
+    tried = (task.work or {}).get("tried", [])
+    need = image_placing.need_image(ctx, session, base, [endpoint], tried=tried, pinned=pinned)
     if (use := need.uses.get(endpoint.id)) is not None:
         image_work.give_base(task, use)
         return "", []
     if obstacle := need.obstacles.get(endpoint.id):
         return Failed(text=f"the image it builds on cannot be had: {obstacle.text}"), []
-    replica, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint)
+    # As the base's owner: who may use an image may not see into a private one that it builds on.
+    replica, made = image_placing.begin(ctx, session, base.owner_id, need, endpoint)
     image_placing.wait_for(task, replica, "base_replica_id")
     text = image_placing.waiting_text(session, base, replica).replace("its image", "its base, image", 1)
     return text, place_made(ctx, session, made)

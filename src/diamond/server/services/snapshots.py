@@ -91,6 +91,7 @@ def with_last_known(facts: EndpointFacts, before: dict[str, Any] | None) -> Endp
         builds=old.builds,
         image_bytes=old.image_bytes,
         layer_bytes=old.layer_bytes,
+        builder_problems=old.builder_problems,
         runtimes=facts.runtimes or old.runtimes,
     )
 

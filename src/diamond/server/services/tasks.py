@@ -277,6 +277,9 @@ def list_tasks(
         raise TooLarge(f"must be from 1 to {MAX_PAGE}", field="limit")
     if cursor is not None and not is_id(cursor, "tsk"):
         raise InvalidInput("is not a cursor this server gave out", hint="start again without it", field="cursor")
+    for field, text in (("name", name), ("id_prefix", id_prefix)):
+        if text is not None and "\x00" in text:  # PostgreSQL refuses it
+            raise InvalidInput("contains a NUL character", field=field)
     if kind not in (*KINDS, "all"):
         raise InvalidInput(f"{kind[:40]!r} is not one of {', '.join(KINDS)}, all", field="kind")
     where: list[Any] = [TaskRow.owner_id == user_id]
