@@ -24,10 +24,18 @@ from diamond.core.inside import SHIELD, SHIELD_NAME, enter_script, env_script, i
 from diamond.core.rundir import RunDir
 from diamond.core.wire import JobOrder
 
-# The whole of run.sh: nothing an order says is part of it.
+# The whole of run.sh: nothing an order says is part of it. Python would import what lies in the current folder, and
+# files that came with the order do; so it starts elsewhere, looks at no folder but its own (-I), and is told of ours.
 RUN = """\
 # Diamond itself: looks after images, as image-work.json beside this file says.
-exec "$DIAMOND_AGENT_PYTHON" -m diamond.agent.builders "$DIAMOND_RUN_DIR/image-work.json"
+cd / || exit
+exec "$DIAMOND_AGENT_PYTHON" -I -u -c '
+import os, sys
+if place := os.environ.get("DIAMOND_AGENT_PLACE"):
+    sys.path.insert(0, place)
+import runpy
+runpy.run_module("diamond.agent.builders", run_name="__main__", alter_sys=True)
+' "$DIAMOND_RUN_DIR/image-work.json"
 """
 _ASK_S = 20.0
 
@@ -56,7 +64,12 @@ def why_missing(use: ImageUse) -> str:
     """Why a job cannot run in this image; empty when it can, as far as a look at it tells."""
     if use.kind in ("podman", "docker"):
         said = programs.ask([use.kind, "image", "inspect", "--format", "{{.Id}}", use.path], timeout_s=_ASK_S)
-        return "" if said.status == 0 else f"{use.kind} has no image {use.path} here: {said.err.strip()[-300:]}"
+        if said.status != 0:
+            return f"{use.kind} has no image {use.path} here: {said.err.strip()[-300:]}"
+        found_id = said.out.strip().removeprefix("sha256:")
+        if use.digest and found_id != use.digest.removeprefix("sha256:"):
+            return f"{use.path} is another image than it was: its id is {found_id[:80]}, not {use.digest}"
+        return ""
     try:
         found = os.stat(use.path)
     except OSError as error:
@@ -108,7 +121,7 @@ def work_envs() -> dict[str, str]:
     place = str(Path(diamond.__file__).parents[1])
     envs = {"DIAMOND_AGENT_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
     if place not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        envs["PYTHONPATH"] = place
+        envs |= {"DIAMOND_AGENT_PLACE": place, "PYTHONPATH": place}  # the latter for programs that it starts
     return envs
 
 

@@ -7,6 +7,7 @@ anything is staged, and ids and paths that no honest server sends are refused wi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from diamond.agent.patterns import is_under, listed, matches
 from diamond.core.bundles import check_relative_path
 from diamond.core.errors import DiamondError
 from diamond.core.ids import is_id
-from diamond.core.images import ImageUse, ImageWork
+from diamond.core.images import PAYLOAD_FILE, ImageUse, ImageWork
 from diamond.core.inside import check_use
 from diamond.core.recipes import BUILDERS
 from diamond.core.wire import JobOrder
@@ -27,6 +28,10 @@ BUILD_PLACES = ("login", "batch", "any", "off")
 _ACTIONS = ("build", "export", "import", "link", "remove", "prune")
 _IN_OWN_STORE = ("podman", "docker")
 _ARCHIVES = ("oci-archive:", "docker-archive:")
+_BRING = {"build": "a build", "import": "an import", "link": "a link"}  # what there was no image of before
+_OWN_NAME = re.compile(r"localhost/diamond/[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_MOUNT = re.compile(r"files/[0-9]{1,6}", re.ASCII)
+_MODULE_FILE = re.compile(r"[/.~]|.*/\.\.?(?:/|$)")
 
 
 def runs_beside(order: JobOrder) -> bool:
@@ -54,7 +59,43 @@ def malformed(order: JobOrder) -> str:
         return f"{work.image_id[:80]!r} is not the id of an image"
     if work.builder not in BUILDERS and work.action not in ("remove", "prune"):
         return f"{work.builder[:40]!r} is no builder"
+    return _own_words(order) or _odd_paths(work)
+
+
+def _own_words(order: JobOrder) -> str:
+    """Such a job runs the agent's own code, outside of any container: nothing of the order's may lie in its way."""
+    spec = order.spec
+    for name, value in (
+        ("workdir", spec.workdir),
+        ("setup", spec.setup),
+        ("envs", spec.envs),
+        ("slurm.modules", spec.slurm.modules),
+        ("slurm.extra", spec.slurm.extra),
+    ):
+        if value:
+            return f"a job of images has no {name} of its own"
+    for target in spec.file_mounts:
+        if target != PAYLOAD_FILE and not _MOUNT.fullmatch(target):
+            return f"a job of images does not bring {target[:80]!r}"
     return ""
+
+
+def _odd_paths(work: ImageWork) -> str:
+    if work.base_path:
+        if work.action != "build" or work.recipe is None or not work.recipe.base_image:
+            return "the order names a path for a base that is not one of Diamond's images"
+        if work.builder in _IN_OWN_STORE:
+            if not _OWN_NAME.fullmatch(work.base_path):
+                return f"{work.base_path[:200]!r} is not the name of an image that Diamond made"
+        elif not _is_plain(work.base_path):
+            return f"{work.base_path[:200]!r} is not the plain absolute path of an image"
+    if work.action == "link" and not _is_plain(work.source_path):
+        return f"{work.source_path[:200]!r} is not the plain absolute path of an image"
+    return ""
+
+
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and "\0" not in path and ".." not in path.split("/")
 
 
 def broken(policy: Policy, order: JobOrder, image_root: str) -> Iterator[str]:
@@ -63,6 +104,7 @@ def broken(policy: Policy, order: JobOrder, image_root: str) -> Iterator[str]:
         yield from _work(policy, order, order.work, image_root)
     elif order.image is not None:
         yield from _use(policy, order.image, image_root)
+        yield from _modules(policy, order)
     elif policy.containers_only:
         yield "containers_only = true, the task names no image (set resources.image_id)"
 
@@ -75,14 +117,24 @@ def _use(policy: Policy, image: ImageUse, image_root: str) -> Iterator[str]:
         yield from _path(policy, image.path, "as its image", image_root)
 
 
+def _modules(policy: Policy, order: JobOrder) -> Iterator[str]:
+    """They are loaded outside of the image; one given as a file may be any file, also one that came with the task."""
+    for name in order.spec.slurm.modules if policy.containers_only else ():
+        if _MODULE_FILE.match(name):
+            yield f"containers_only = true, and the module {name[:200]} is a file (name it as `module avail` does)"
+
+
 def _work(policy: Policy, order: JobOrder, work: ImageWork, image_root: str) -> Iterator[str]:
     if work.action in ("remove", "prune"):
         return  # they touch what is in the images root, and nothing else
+    if policy.builds == "off":
+        if work.action in _BRING:
+            yield f"builds = off, and this is {_BRING[work.action]}"
+    elif policy.builds not in ("any", work.where):
+        yield f"builds = {policy.builds}, the {work.action} is for {work.where}"
     yield from _allowed_builder(policy, work.builder)
     if policy.containers_only and work.builder == "venv":
         yield "containers_only = true, and a virtual environment is built outside of any"
-    if policy.builds != "any" and work.action == "build" and work.where != policy.builds:
-        yield f"builds = {policy.builds}, the build is for {work.where}"
     if work.action == "build":
         yield from _time(policy, order)
     yield from _size(policy, work)
@@ -118,7 +170,9 @@ def _sources(policy: Policy, work: ImageWork, image_root: str) -> Iterator[str]:
             path = path.removeprefix(word)
         if path.startswith("/"):
             yield from _path(policy, path, "as its base", image_root)
-        yield from _allowed_base(policy, canonical(base))
+        yield from _allowed_base(policy, base)
+        if policy.allowed_bases is not None and work.base_path.startswith("/"):
+            yield from _in_store(work.base_path, image_root)
         for name in work.recipe.envs:
             if matches(name, policy.denied_envs):
                 yield f"denied_envs names {name}, which the recipe sets"
@@ -135,8 +189,34 @@ def _sources(policy: Policy, work: ImageWork, image_root: str) -> Iterator[str]:
 
 def _allowed_base(policy: Policy, base: str) -> Iterator[str]:
     allowed = policy.allowed_bases
-    if allowed is not None and not matches(base, allowed):
-        yield f"allowed_bases = {listed(allowed)}, the image comes from {base[:200]}"
+    if allowed is not None and not matches(real := canonical(_real(base)), (*allowed, *map(_real_pattern, allowed))):
+        yield f"allowed_bases = {listed(allowed)}, the image comes from {real[:200]}"
+
+
+def _real(base: str) -> str:
+    """A path is where its links lead: whoever may put a link in an allowed folder may not bring any image by it."""
+    word = next((word for word in _ARCHIVES if base.startswith(word)), "")
+    path = base.removeprefix(word)
+    return f"{word}{os.path.realpath(path)}" if path.startswith("/") else base
+
+
+def _real_pattern(pattern: str) -> str:
+    """The same for a rule, up to the folder of its first wildcard: `/sw/*` holds where /sw itself is a link."""
+    word = next((word for word in _ARCHIVES if pattern.startswith(word)), "")
+    fixed = re.split(r"[*?\[]", pattern.removeprefix(word), maxsplit=1)[0]
+    folder = fixed.rpartition("/")[0]
+    if not folder.startswith("/"):
+        return pattern
+    return f"{word}{os.path.realpath(folder)}{pattern.removeprefix(word).removeprefix(folder)}"
+
+
+def _in_store(path: str, image_root: str) -> Iterator[str]:
+    """What `image:NAME` is, the server says. It must be one that this endpoint made or took in by its rules."""
+    root, _, rest = path.rpartition("/store/")
+    image_id, _, name = rest.partition("/")
+    is_ours = image_root and root and os.path.realpath(root) == os.path.realpath(image_root)
+    if not (is_ours and is_id(image_id, "img") and name and "/" not in name):
+        yield f"allowed_bases is set, and {path[:200]} is not in the store of images"
 
 
 def _path(policy: Policy, path: str, what: str, image_root: str) -> Iterator[str]:
@@ -149,7 +229,9 @@ def _path(policy: Policy, path: str, what: str, image_root: str) -> Iterator[str
 def canonical(base: str) -> str:
     """A base as rules are written for it: `docker://python:3.12` is `docker://docker.io/library/python:3.12`."""
     if not base.startswith("docker://"):
-        return os.path.normpath(base) if base.startswith("/") else base
+        word = next((word for word in _ARCHIVES if base.startswith(word)), "")
+        path = base.removeprefix(word)
+        return f"{word}{os.path.normpath(path)}" if path.startswith("/") else base
     name = base.removeprefix("docker://")
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):

@@ -227,6 +227,7 @@ class Agent:
             allows_shells=isinstance(self._scheduler, HasShells),
             architecture=platform.machine(),
             builders=site.builders,
+            builder_problems=site.builder_problems,
             image_root=str(self._policy.image_root),
             image_bytes=site.image_bytes,
             layer_bytes=site.layer_bytes,

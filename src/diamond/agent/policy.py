@@ -294,7 +294,9 @@ class Policy:
             accounts = tuple(name for name in self.allowed_accounts if not set(name) & set("*?["))
         qos = _allowed(facts.qos, self.allowed_qos)
         names = [partition.name for partition in facts.partitions]
-        builders = _allowed(facts.builders, self.allowed_builders, ("venv",) if self.containers_only else ())
+        # Without any, the server does not offer to bring images from elsewhere either.
+        allowed_builders = () if self.builds == "off" else self.allowed_builders
+        builders = _allowed(facts.builders, allowed_builders, ("venv",) if self.containers_only else ())
         kept = _allowed(names, self.allowed_partitions, self.denied_partitions)
         return replace(
             facts,

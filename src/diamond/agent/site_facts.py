@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from diamond.agent import filesystems, programs
@@ -25,6 +25,7 @@ from diamond.core.endpoints import FileSystem
 log = logging.getLogger(__name__)
 
 REFRESH_S = 600.0
+_MOST_TOLD = 400  # characters of why a builder does not work: some programs explain themselves at length
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 # What each is asked for its version. Docker's client says nothing about whether one may use it, its server does.
 _RUNTIMES: dict[str, tuple[str, ...]] = {
@@ -49,7 +50,7 @@ class SiteFacts:
         site, site_name: key and name in the catalogue; empty for a place it does not know.
         modules: what the catalogue says to load for Python, then for containers.
         container_modules: for containers alone; binds: what the catalogue says containers need to see.
-        builders: ways to make images that work here, best first.
+        builders: ways to make images that work here, best first; builder_problems: why the others do not.
         image_bytes, layer_bytes: of the images here and of kept steps of builds, as recorded when they were made.
         warnings: for people, e.g. that a file system does not answer.
     """
@@ -62,6 +63,7 @@ class SiteFacts:
     container_modules: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()
     builders: tuple[str, ...] = ()
+    builder_problems: dict[str, str] = field(default_factory=dict)
     image_bytes: int = 0
     layer_bytes: int = 0
     warnings: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def discover(
     )
     image_bytes, layer_bytes = ImageStore(image_root or home / IMAGES).sizes()
     containers = site.containers if site else None
+    problems = usable()
     return SiteFacts(
         runtimes=runtimes(site),
         filesystems=tuple(found),
@@ -105,7 +108,8 @@ def discover(
         modules=_modules(site),
         container_modules=containers.modules if containers else (),
         binds=containers.binds if containers else (),
-        builders=tuple(name for name, problem in usable().items() if not problem),
+        builders=tuple(name for name, problem in problems.items() if not problem),
+        builder_problems={name: problem[:_MOST_TOLD] for name, problem in problems.items() if problem},
         image_bytes=image_bytes,
         layer_bytes=layer_bytes,
         warnings=tuple(warnings),

@@ -129,7 +129,7 @@ class Stager:
             path.mkdir(parents=True, mode=0o700)
             previous = _previous(order, path)
             _check_image(order)
-            if previous is not None:
+            if previous is not None and order.work is None:  # a job of images begins in a folder nobody else wrote to
                 run_dir.link_work(previous.work_root)
             else:
                 run_dir.work.mkdir(mode=0o700)

@@ -67,6 +67,7 @@ def _about(endpoint: Endpoint, facts: EndpointFacts) -> list[tuple[str, str]]:
         ("qos", ", ".join(facts.qos)),
         ("containers", ", ".join(facts.runtimes) or "none found"),
         ("images", _images(facts)),
+        *_not_used(facts),
         ("shells", "" if facts.allows_shells else "not allowed"),
         ("walltime", f"at most {render.written_duration(facts.max_walltime_s)}" if facts.max_walltime_s else ""),
         ("jobs in", facts.run_root),
@@ -82,6 +83,19 @@ def _images(facts: EndpointFacts) -> str:
     if facts.image_bytes or facts.layer_bytes:
         text += f"; {render.size(facts.image_bytes)}, and {render.size(facts.layer_bytes)} of kept steps"
     return text + (f", in {facts.image_root}" if facts.image_root else "")
+
+
+def _not_used(facts: EndpointFacts) -> list[tuple[str, str]]:
+    """Why what is there makes no images. Of programs that are not there, only where nothing else makes any."""
+    if facts.builds == "off":
+        return []  # by a rule, which is shown
+    present = {name.split(" ")[0] for name in facts.runtimes} | {"venv"}
+    told = [
+        f"{name}: {problem}"
+        for name, problem in facts.builder_problems.items()
+        if name in present or not facts.builders
+    ]
+    return [("" if number else "not with", text) for number, text in enumerate(told)]
 
 
 def _size(facts: EndpointFacts) -> str:

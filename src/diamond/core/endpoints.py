@@ -92,6 +92,7 @@ class EndpointFacts:
     allows_shells: bool = True
     architecture: str = ""  # as uname -m says
     builders: tuple[str, ...] = ()  # ways to make images that work here and that the policy file allows, best first
+    builder_problems: dict[str, str] = field(default_factory=dict)  # why each of the other ways does not work here
     builds: str = ""  # where they may run: "login", "batch", "any"; "off" or empty: nowhere
     image_root: str = ""  # where images lie
     image_bytes: int = 0

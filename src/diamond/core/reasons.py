@@ -96,8 +96,8 @@ MEANINGS: dict[Reason, Meaning] = {
     Reason.IMAGE_MISSING: Meaning(
         outcome="FAILED",
         retryable=True,
-        sentence="The image the task runs in was not where it should be on the endpoint; launch again, and it is built "
-        "or copied there anew.",
+        sentence="The image the task runs in was not where it should be on the endpoint. If you named a path, check "
+        "it; an image of Diamond's is built or copied there anew when you launch again.",
     ),
     Reason.IMAGE_FAILED: Meaning(
         outcome="FAILED",

@@ -9,6 +9,7 @@ references, as in a task.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -71,6 +72,13 @@ def parse_base(raw: object) -> str:
     if path.startswith("/"):
         _check_absolute(path, "the base")
         return text
+    if text.lower() == "host" or (
+        text != "ghost" and text.isalnum() and difflib.get_close_matches(text, ["host"], 1, 0.75)
+    ):
+        raise InvalidInput(
+            f"{text!r} is not a base",
+            hint=f"did you mean host? An image of that name in a registry is docker://{text}",
+        )
     if not text.startswith(_SCHEMES) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9._-]+)?", text):
         return parse_base(f"docker://{text}")  # "python:3.12-slim", as people write it
     raise InvalidInput(
@@ -143,7 +151,34 @@ def parse_pip(raw: object) -> tuple[str, ...]:
             raise InvalidInput(
                 f"{line[:80]!r} is a path", hint="bring the package in with `files` and install it in `build`"
             )
+        if second := _second_package(line):
+            raise InvalidInput(
+                f"{line[:80]!r} has another package, {second[:40]!r}, in the same line",
+                hint="write one package a line, or a list: [six, idna]",
+            )
     return tuple(lines)
+
+
+def _second_package(line: str) -> str:
+    """What stands after a requirement as if it were one more (``six idna``); pip would refuse it late, in the build."""
+    head = line.partition(";")[0]
+    if "@" in head or "://" in head:  # an address, whose form is pip's business
+        return ""
+    if comma := re.match(r"[A-Za-z0-9._-]+\s*,\s*([A-Za-z0-9]\S*)", head):
+        return comma[1]
+    # Single blanks, and none beside what binds two words, so that every blank left separates.
+    words = re.sub(r" ?([][<>=!~,()]+) ?", _bind, " ".join(head.split())).split()
+    for word in words[1:]:
+        if word.startswith("-"):  # an option such as --hash, with whatever belongs to it
+            return ""
+        if word[0].isalnum():
+            return word
+    return ""
+
+
+def _bind(found: re.Match[str]) -> str:
+    ends = found[1][-1] in "])" and found[0].endswith(" ")
+    return found[1] + (" " if ends else "")
 
 
 def parse_labels(raw: object) -> dict[str, str]:

@@ -19,6 +19,7 @@ from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
 
 ID = "img_00000001"
+REF = "bundle:sha256:" + "0" * 64
 
 
 def order(
@@ -45,6 +46,10 @@ def build(base: str = "docker://python:3.12", builder: str = "apptainer", **more
     envs = more.pop("envs", {})
     made: dict[str, Any] = {"action": "build", "image_id": ID, "builder": builder, **more}
     return ImageWork(recipe=Recipe.parse({"base": base, "envs": envs}), **made)
+
+
+def link(path: str) -> ImageWork:
+    return replace(build(), action="link", source_path=path)
 
 
 def read(tmp_path: Path, text: str) -> PolicyFile:
@@ -84,7 +89,25 @@ def read(tmp_path: Path, text: str) -> PolicyFile:
         ),
         ('builds = "batch"', order(work=build()), "builds = batch, the build is for login"),
         ('builds = "login"', order(work=build(where="batch")), "builds = login, the build is for batch"),
-        ('builds = "off"', order(work=build()), "builds = off, the build is for login"),
+        ('builds = "off"', order(work=build()), "builds = off, and this is a build"),
+        ('builds = "off"', order(work=replace(build(), action="import")), "builds = off, and this is an import"),
+        ('builds = "off"', order(work=link("/sw/image.sif")), "builds = off, and this is a link"),
+        (
+            'builds = "batch"',
+            order(work=replace(build(), action="import")),
+            "builds = batch, the import is for login",
+        ),
+        ('builds = "batch"', order(work=link("/sw/image.sif")), "builds = batch, the link is for login"),
+        (
+            "containers_only = true",
+            order(work=replace(build("host", "venv"), action="import")),
+            "containers_only = true, and a virtual environment is built outside of any",
+        ),
+        (
+            "containers_only = true",
+            order(image=use(), slurm={"modules": ["cuda/12.4", "./work/evil"]}),
+            "containers_only = true, and the module ./work/evil is a file (name it as `module avail` does)",
+        ),
         (
             'max_build_time = "1h"',
             order(work=build(), time_limit_s=3601),
@@ -112,7 +135,7 @@ def read(tmp_path: Path, text: str) -> PolicyFile:
         ),
         (
             'allowed_bases = ["/sw/*"]',
-            order(work=replace(build(), action="link", source_path="/home/other/x.sif")),
+            order(work=link("/home/other/x.sif")),
             "allowed_bases = /sw/*, the image comes from /home/other/x.sif",
         ),
         (
@@ -144,8 +167,14 @@ def test_refuses_with_the_rule_its_value_and_what_was_asked(
         ("", order(work=build())),
         ("containers_only = true", order(image=use())),
         ("containers_only = true", order(work=build())),
-        ('builds = "off"', order(work=replace(build(), action="import"))),
+        ('builds = "off"', order(work=replace(build(), action="export"))),
         ('builds = "off"', order(work=ImageWork(action="remove", image_id=ID))),
+        ('builds = "batch"', order(work=ImageWork(action="prune", image_id=""))),
+        ('builds = "batch"', order(work=replace(build(where="batch"), action="import"))),
+        ("containers_only = true", order(image=use(), slurm={"modules": ["cuda/12.4", "gcc"]})),
+        ("", order(image=use(), slurm={"modules": ["/sw/modulefiles/cuda"]})),
+        ("", order(work=build(files={"/opt/a": "files/0"}), file_mounts={"files/0": REF, "files/12": REF})),
+        ("", order(work=replace(build(), action="import"), file_mounts={"image.payload": REF})),
         ('builds = "batch"', order(work=build(where="batch"))),
         ('allowed_bases = ["docker://docker.io/*", "import:*"]', order(work=build("python:3.12"))),
         ('allowed_bases = ["import:*"]', order(work=replace(build(), action="import", name="tools"))),
@@ -186,6 +215,45 @@ def test_every_path_of_an_order_must_lie_in_a_root(tmp_path: Path) -> None:
     assert "path_roots = none" in elsewhere.refusal(order(image=use(f"{store}/image.sif")))
 
 
+def test_with_rules_for_bases_one_of_diamonds_own_lies_in_the_store(tmp_path: Path) -> None:
+    policy = read(tmp_path, 'allowed_bases = ["image:blessed*"]')
+
+    def said(path: str, builder: str = "apptainer") -> str:
+        return policy.refusal(order(work=build("image:blessed", builder, base_path=path)))
+
+    assert said(f"{tmp_path}/images/store/{ID}/image.sif") == said("") == ""
+    assert said(f"localhost/diamond/{ID}", "podman") == ""
+    for path in (
+        "/home/evil/x.sif",
+        f"{tmp_path}/images/store/evil/image.sif",
+        f"{tmp_path}/images/store/{ID}",
+        f"{tmp_path}/images/store/{ID}/image/home/evil",
+        f"{tmp_path}/images/tmp/job_00000001/image.sif",
+        f"/home/evil/store/{ID}/image.sif",
+    ):
+        assert said(path) == f"policy.toml: allowed_bases is set, and {path} is not in the store of images"
+
+
+def test_links_lead_no_image_past_the_rules_for_bases(tmp_path: Path) -> None:
+    real, evil, software = tmp_path / "disk7/sw", tmp_path / "evil", tmp_path / "sw"
+    for folder in (real, evil / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "image.sif").touch()
+    software.symlink_to(real)  # the owner's own way to name the folder
+    (real / "way-out").symlink_to(evil / "deep")
+    policy = read(tmp_path, f'allowed_bases = ["{software}/*", "oci-archive:{software}/*"]')
+    for path in (f"{software}/image.sif", f"{real}/image.sif"):
+        assert policy.refusal(order(work=link(path))) == ""
+        assert policy.refusal(order(work=build(path))) == ""
+        assert policy.refusal(order(work=build(f"oci-archive:{path}"))) == ""
+    assert policy.refusal(order(work=link(f"{software}/way-out/image.sif"))) == (
+        f"policy.toml: allowed_bases = {software}/*, oci-archive:{software}/*, "
+        f"the image comes from {evil}/deep/image.sif"
+    )
+    for base in (f"{software}/way-out/image.sif", f"oci-archive:{software}/way-out/image.sif"):
+        assert "the image comes from" in policy.refusal(order(work=build(base))), base
+
+
 def test_binds_lie_in_a_root_unless_the_owner_names_them(tmp_path: Path) -> None:
     found = ("/scratch/me", "/projects/x", "/scratch/me")
     assert Policy().binds(found) == ("/scratch/me", "/projects/x")
@@ -212,6 +280,25 @@ def test_binds_lie_in_a_root_unless_the_owner_names_them(tmp_path: Path) -> None
         order(work=replace(build(), builder="make")),
         order(work=replace(build(), files={"/opt/a": "../../../etc/shadow"})),
         order(work=replace(build(), files={"/opt/a": "/etc/shadow"})),
+        # What it brings would be imported by the agent's own code, or run beside it.
+        order(work=build(), file_mounts={"json.py": REF}),
+        order(work=build(), file_mounts={"files/0": REF, "sitecustomize.py": REF}),
+        order(work=build(), file_mounts={"files/0/json.py": REF}),
+        order(work=build(), file_mounts={"files": REF}),
+        order(work=build(), file_mounts={"files/\u0661": REF}),
+        order(work=build(), workdir=REF),
+        order(work=build(), setup="touch x"),
+        order(work=build(), envs={"PYTHONPATH": "/home/evil"}),
+        order(work=build(where="batch"), slurm={"modules": ["evil"]}),
+        order(work=build(where="batch"), slurm={"extra": ["--comment=x"]}),
+        order(work=build("image:x", base_path="docker://evil/x")),
+        order(work=build("image:x", base_path="../x.sif")),
+        order(work=build("image:x", base_path="/sw/../home/evil/x.sif")),
+        order(work=build("image:x", "podman", base_path="docker.io/evil/x")),
+        order(work=build("image:x", "podman", base_path="/home/evil/image.ref")),
+        order(work=build("/sw/good.sif", base_path="/home/evil/x.sif")),
+        order(work=link("/sw/../home/evil/image.sif")),
+        order(work=link("image.sif")),
     ],
 )
 def test_what_no_honest_server_sends_is_refused_without_any_rule(tmp_path: Path, asked: JobOrder) -> None:
@@ -255,7 +342,7 @@ def test_facts_tell_what_may_be_built_here(tmp_path: Path) -> None:
         return told.builders, told.builds
 
     assert found("") == (("apptainer", "charliecloud", "venv"), "any")
-    assert found('builds = "off"')[1] == "off"
+    assert found('builds = "off"') == ((), "off"), "nor does it take images in"
     assert found('allowed_builders = ["venv"]\nbuilds = "login"') == (("venv",), "login")
     assert found("containers_only = true") == (("apptainer", "charliecloud"), "any")
     assert found("allowed_builders = []") == ((), "off")

@@ -13,6 +13,7 @@ import pytest
 from diamond.agent import site_facts
 from diamond.agent.site_facts import SiteFacts, SiteWatch, discover, recognise, runtimes
 from diamond.core import sites
+from diamond.core.recipes import BUILDERS
 
 
 @pytest.fixture
@@ -150,6 +151,10 @@ def test_a_watch_looks_again_when_asked(tmp_path: Path) -> None:
     watch.close()
     assert (watch.facts.image_bytes, watch.facts.layer_bytes) == (70, 11)
     assert "venv" in watch.facts.builders
+    assert {*watch.facts.builders, *watch.facts.builder_problems} == set(BUILDERS), (
+        "every way works, or it says why not"
+    )
+    assert not set(watch.facts.builders) & set(watch.facts.builder_problems)
 
 
 def test_a_watch_ends_when_told(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from diamond.agent.builders.build import ImageJob
 from diamond.agent.cache import Cache
-from diamond.agent.image_jobs import Surroundings
+from diamond.agent.image_jobs import Surroundings, why_missing
 from diamond.agent.link import Link
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped, place
 from diamond.core import onefile
@@ -266,6 +266,35 @@ def test_a_job_of_images_has_no_words_of_its_order_in_its_scripts(server: Any, t
     assert job == ImageJob(
         work=work, root=str(tmp_path / "elsewhere"), job_id="job_00000001", run_dir=str(path), max_image_bytes=7
     )
+
+
+def test_no_file_in_the_way_becomes_part_of_a_job_of_images(stager: Stager, tmp_path: Path) -> None:
+    asked = replace(order(), work=ImageWork(action="remove", image_id="img_00000001"))
+    earlier, path = tmp_path / "home/jobs/job_00000002", tmp_path / "home/jobs/job_00000001"
+    evil = f"open({str(tmp_path / 'RAN')!r}, 'w')\n"
+    stager.stage(replace(order(), job_id="job_00000002"), earlier)
+    (earlier / "work/json.py").write_text(evil)
+    stager.stage(replace(asked, continues="job_00000002"), path)
+    assert not (path / "work").is_symlink() and list((path / "work").iterdir()) == []
+    for name in ("json.py", "sitecustomize.py", "usercustomize.py", "runpy.py", "os.py", "diamond.py"):
+        (path / "work" / name).write_text(evil)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ":.", "PYTHONSTARTUP": str(path / "work/json.py")}
+    done = subprocess.run(["bash", str(path / "job.sh")], env=env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"diamond: image img_00000001 was not here\n"), done.stderr
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_an_image_under_a_name_that_was_given_to_another_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for kind, prefix in (("podman", ""), ("docker", "sha256:")):
+        (tmp_path / kind).write_text(f"#!/bin/sh\necho {prefix}{'1' * 64}\n")
+        (tmp_path / kind).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for kind in ("podman", "docker"):
+        use = ImageUse(kind=kind, path="localhost/diamond/img_00000001", digest="sha256:" + "1" * 64)
+        assert why_missing(use) == why_missing(replace(use, digest="")) == ""
+        assert "is another image than it was" in why_missing(replace(use, digest="sha256:" + "2" * 64))
 
 
 def test_a_job_of_images_starts_this_agents_own_code(stager: Stager, tmp_path: Path) -> None:
