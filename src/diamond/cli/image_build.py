@@ -55,7 +55,7 @@ def build(file: str | None, options: Options, *, detach: bool, dry_run: bool, as
                 recipe, endpoint=options.infra, where=options.where, fresh=options.fresh,
                 progress=sending, scan_progress=scanning,
             )  # fmt: skip
-        leave(see_through(client, made, detach=detach, as_json=as_json))
+        leave(see_through(client, made, detach=detach, as_json=as_json, renamed=made.image.name != recipe.name))
 
 
 def copy(ref: str, endpoint: str, *, detach: bool, as_json: bool) -> None:
@@ -81,11 +81,18 @@ def read(file: str | None, options: Options) -> Recipe:
         found.raw, name=options.name, base=options.base, pip=options.pip, system=options.system, envs=envs
     )
     if raw.get("base") is None and file is not None:
+        is_list = not found.positions  # requirements.txt and its like, where a base has no place
+        add = (
+            "give --base, e.g. --base python:3.12-slim"
+            if is_list
+            else "add  base: docker://python:3.12-slim  to it, or give --base"
+        )
+        recipe = f"; or write a recipe, image.yaml, with  base: …  and  {list_field(file)}" if is_list else ""
         raise InvalidInput(
-            f"{found.path} does not say what the image starts from",
-            hint="add  base: docker://python:3.12-slim  to it, or --base host for a virtual environment; suggestions: "
+            f"{found.path} {'lists packages but ' if is_list else ''}does not say what the image starts from",
+            hint=f"{add} (--base host: a virtual environment, without containers){recipe}; suggestions: "
             f"{program()} image bases",
-            field="--base" if not found.positions else "base",
+            field="--base" if is_list else "base",
         )
     if raw.get("name") is None and file is not None and (name := name_of(file)):
         raw["name"] = name
@@ -98,6 +105,14 @@ def read(file: str | None, options: Options) -> Recipe:
             option = {"envs": "--env"}.get(top, f"--{top}")
             raise type(error)(error.message, hint=error.hint, field=option) from error
         raise (found.located(error) if found.positions else error) from error
+
+
+def list_field(file: str) -> str:
+    """How a recipe names this list of packages: ``requirements: requirements.txt``."""
+    from diamond.sdk.recipefile import list_kind
+
+    name = Path(file).name
+    return f"{kind}: {name}" if (kind := list_kind(name)) else "requirements: requirements.txt"
 
 
 def name_of(file: str) -> str | None:
@@ -113,11 +128,14 @@ def name_of(file: str) -> str | None:
         return None
 
 
-def see_through(client: Client, made: Build, *, detach: bool, as_json: bool) -> int:
-    """Follow what makes an image until it is ready or not, and say how it went; gives the exit code."""
+def see_through(client: Client, made: Build, *, detach: bool, as_json: bool, renamed: bool = False) -> int:
+    """Follow what makes an image until it is ready or not, and say how it went; gives the exit code.
+
+    `renamed`: a recipe without this name was asked for, and one with the same contents is there.
+    """
     name, endpoint = image_page.full_name(made.image), made.replica.endpoint
     if made.cached:
-        emit(made) if as_json else image_page.say_ready(made.image, made.replica, cached=True)
+        emit(made) if as_json else image_page.say_ready(made.image, made.replica, cached=True, renamed=renamed)
         return 0
     if detach or not made.task_id:
         if as_json:
@@ -126,7 +144,7 @@ def see_through(client: Client, made: Build, *, detach: bool, as_json: bool) -> 
         print(made.image.id)
         say(_begun(made))
         say(f"  follow it:  {program()} image logs -f {name} --infra {render.clean(endpoint)}")
-        say(f"  stop it:    {program()} stop {made.task_id}")
+        say(f"  stop it:    {program()} image stop {name}")
         return 0
     if not as_json:
         say(_begun(made))

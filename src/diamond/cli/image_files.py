@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 from diamond.cli import image_page, render
@@ -15,6 +17,18 @@ from diamond.core.tasks import Task
 def export(ref: str, file: Path, *, infra: str | None, force: bool, as_json: bool) -> None:
     if file.expanduser().exists() and not force:
         raise InvalidInput(f"{file} is there already", hint="give --force to replace it", field="FILE")
+    # Before the endpoint hands over gigabytes that could not be written.
+    folder = file.expanduser().absolute().parent
+    if file.expanduser().is_dir() or not folder.is_dir():
+        what = f"{file} is a folder" if folder.is_dir() else f"there is no folder {folder}"
+        hint = (
+            "give the name of a file in it"
+            if folder.is_dir()
+            else f"make it first: mkdir -p {shlex.quote(str(folder))}"
+        )
+        raise InvalidInput(what, hint=hint, field="FILE")
+    if not os.access(folder, os.W_OK):
+        raise InvalidInput(f"you may not write into {folder}", hint="name a file in another folder", field="FILE")
 
     def tell(task: Task) -> None:
         if not as_json:

@@ -14,7 +14,7 @@ from diamond.core.images import BuildFailure, Image, ImageFacts, Replica, Replic
 from diamond.core.recipes import Recipe
 
 if TYPE_CHECKING:
-    from diamond.core.image_views import ImagePlan
+    from diamond.core.image_views import BuildProgress, ImagePlan
     from diamond.core.tasks import Task
 
 SHORT = 12
@@ -49,14 +49,16 @@ def short_digest(digest: str) -> str:
     return f"{kind}:{value[:SHORT]}" if value else ""
 
 
-def say_ready(image: Image, replica: Replica, *, cached: bool = False) -> None:
-    """The end of a build that went well: what there is now, and how to use it."""
+def say_ready(image: Image, replica: Replica, *, cached: bool = False, renamed: bool = False) -> None:
+    """The end of a build that went well: what there is now, and how to use it. `renamed`: it has another name."""
     facts = replica.facts
     name = render.clean(full_name(image))
     head = render.paint("READY", render.STATE_COLOURS["READY"] + ";1", sys.stderr)
     how = ", unchanged since it was built" if cached else ""
     say("")
     say(f"{head} {name} at {render.clean(replica.endpoint)}{how}")
+    if renamed:
+        say(f"  this recipe is already there as {name}; --name gives it another name")
     if facts is not None:
         rows = [
             ("digest", facts.digest),
@@ -112,7 +114,8 @@ def say_failed(image: Image, replica: Replica | None, task: Task) -> None:
 
 
 def failure_lines(failure: BuildFailure) -> list[str]:
-    lines = [f"stage {render.clean(failure.stage)}: {render.clean(failure.message)}"]
+    stage = f"stage {render.clean(failure.stage)}: " if failure.stage else ""  # none: it ended before the first
+    lines = [stage + render.clean(failure.message)]
     if failure.line:
         lines.append(f"line: {render.clean(failure.line)}")
     excerpt = render.clean_block(failure.excerpt).rstrip("\n").split("\n") if failure.excerpt.strip() else []
@@ -122,7 +125,8 @@ def failure_lines(failure: BuildFailure) -> list[str]:
     return lines
 
 
-def print_page(image: Image) -> None:
+def print_page(image: Image, progress: Mapping[str, BuildProgress] | None = None) -> None:
+    """`progress`: how far it is at those endpoints where it is being made."""
     print(f"{render.state_word(str(image.state))} {render.paint(render.clean(full_name(image)), '1')}  {image.id}")
     rows = [
         ("owner", image.owner),
@@ -134,7 +138,7 @@ def print_page(image: Image) -> None:
     ]
     _pairs(rows)
     for replica in image.replicas:
-        _replica(replica)
+        _replica(replica, (progress or {}).get(replica.endpoint))
     if image.recipe is not None:
         _section("recipe")
         for line in recipe_lines(image.recipe):
@@ -144,7 +148,7 @@ def print_page(image: Image) -> None:
 _VISIBLE = {"private": "to its owner alone", "project": "to its owner's project", "public": "to every user here"}
 
 
-def _replica(replica: Replica) -> None:
+def _replica(replica: Replica, progress: BuildProgress | None) -> None:
     print()
     origin = render.clean(_ORIGINS.get(replica.origin, replica.origin)) if replica.facts else "begun"
     when = render.ago(replica.created_at) + (f", used {render.ago(replica.used_at)}" if replica.used_at else "")
@@ -171,8 +175,22 @@ def _replica(replica: Replica) -> None:
             print(f"    {render.clean(stage.title):<26} {took}")
     elif replica.task_id:
         _pairs([("made by", replica.task_id)])
+    if facts is None and progress is not None:
+        _progress(progress)
     for line in failure_lines(replica.failure) if replica.failure and replica.failure.message else ():
         print(f"  {line}")
+
+
+def _progress(progress: BuildProgress) -> None:
+    """Stages of a build that runs: those behind it with their times, the one it is in, and what is still to come."""
+    if not progress.stages:
+        print(f"    {render.clean(progress.detail or progress.task_state or 'waiting')}")
+        return
+    for stage in progress.stages:
+        took = {"kept": "kept", "done": seconds(stage.seconds)}.get(stage.state, stage.state)
+        print(f"    {render.clean(stage.title):<26} {render.clean(took)}")
+    if (left := progress.total - len(progress.stages)) > 0:
+        print(f"    {render.count(left, 'step')} to come")
 
 
 def print_plan(plan: ImagePlan, recipe: Recipe) -> None:
@@ -193,10 +211,12 @@ def print_plan(plan: ImagePlan, recipe: Recipe) -> None:
     _section("where")
     print(f"  {render.clean(plan.endpoint) if plan.endpoint else 'nowhere at present'}")
     if plan.endpoint and plan.where:
-        place = {"login": "outside the batch queue", "batch": "as a batch job"}.get(plan.where, plan.where)
+        place = {"login": "directly, not as a batch job", "batch": "as a batch job"}.get(plan.where, plan.where)
         print(f"  - with {render.clean(plan.builder)}, {place}")
     for sentence in plan.why:
-        print(f"  - {render.clean(sentence)}")
+        # Which partition would take it is good to know, but not where this build goes.
+        unused = plan.where == "login" and sentence.startswith("partition ")
+        print(f"  - {'for --where batch: ' if unused else ''}{render.clean(sentence)}")
     if plan.cached:
         print(f"  - it is there already ({plan.image_id}): nothing would be built")
     elif plan.expected_s is not None:

@@ -1,7 +1,8 @@
-"""Commands about images that are there: ls, show, logs, test, share, rm, prune, bases."""
+"""Commands about images that are there: ls, show, logs, stop, test, share, rm, prune, bases."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from diamond.cli import image_page, live, render
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
     from diamond.sdk.client import Client
 
 
+_LOOK_AT = 200  # as many images as one page of the list has
+
+
 def ls(*, everything: bool, infra: str | None, as_json: bool) -> None:
     with connect() as client:
         found = list(client.images.list(endpoint=infra, everything=everything))
         there = client.images.at(infra) if infra else None
+        shown = {image.id for image in found}
+        # A failed build hides behind an older image of its name that works: worth a word, not a row.
+        older = client.images.list(endpoint=infra, everything=True) if not (everything or as_json) else ()
+        failed = [one for one in islice(older, _LOOK_AT) if one.state is ReplicaState.FAILED and one.id not in shown]
     if as_json:
         emit({"images": found, **({"endpoint": there} if there else {})})
         return
@@ -27,6 +35,9 @@ def ls(*, everything: bool, infra: str | None, as_json: bool) -> None:
         say(f"No images{' there' if infra else ''}. Build one: {program()} image build image.yaml")
     else:
         _table(found, infra)
+    if failed:
+        names = ", ".join(dict.fromkeys(render.clean(image_page.full_name(one)) for one in failed[:5]))
+        say(f"{render.count(len(failed), 'build')} that failed not shown ({names}): {program()} image ls -a")
     if there is not None:
         say(_room(there))
 
@@ -68,7 +79,27 @@ def _room(there: EndpointImages) -> str:
 def show(ref: str, *, as_json: bool) -> None:
     with connect() as client:
         found = client.images.get(ref)
-    emit(found) if as_json else image_page.print_page(found)
+        making = [one for one in found.replicas if one.state is ReplicaState.BUILDING and not as_json]
+        progress = {one.endpoint: client.images.progress(found.id, endpoint=one.endpoint) for one in making}
+    emit(found) if as_json else image_page.print_page(found, progress)
+
+
+def stop(ref: str, *, infra: str | None, as_json: bool) -> None:
+    with connect() as client:
+        image = client.images.get(ref)
+        name = render.clean(image_page.full_name(image))
+        making = [one for one in image.replicas if one.state is ReplicaState.BUILDING and one.task_id]
+        making = [one for one in making if infra in (None, one.endpoint)]
+        tasks = [client.tasks.cancel(one.task_id) for one in making]
+    if as_json:
+        emit({"tasks": [task_json(task) for task in tasks]})
+        return
+    if not tasks:
+        where = f" at {render.clean(infra)}" if infra else ""
+        say(f"{name} is not being made{where}: {image.state}")
+    for replica, task in zip(making, tasks, strict=True):
+        word = "stopped" if task.state.is_final else "stopping"
+        print(f"{word} the making of {name} at {render.clean(replica.endpoint)} ({task.id})")
 
 
 def logs(ref: str, *, follow: bool, infra: str | None, as_json: bool) -> None:
@@ -100,7 +131,10 @@ def test(ref: str, command: str | None, *, infra: str | None, as_json: bool) -> 
 
 def share(ref: str, chosen: list[str], *, as_json: bool) -> None:
     if len(chosen) != 1:
-        raise InvalidInput("say who may use it", hint="give one of --private, --project and --public", field="--public")
+        if not chosen:
+            raise InvalidInput("say who may use it", hint="give --private, --project or --public", field="--public")
+        both = " and ".join(f"--{name}" for name in chosen)
+        raise InvalidInput(f"{both} exclude each other", hint="give one of them", field=f"--{chosen[-1]}")
     with connect() as client:
         image = client.images.share(ref, chosen[0])
     if as_json:
@@ -110,7 +144,8 @@ def share(ref: str, chosen: list[str], *, as_json: bool) -> None:
     if chosen[0] == "private":
         print(f"{name} is for you alone")
         return
-    print(f"{name} can be used by others as {render.clean(image.owner)}/{name}")
+    who = {"project": "the members of your project", "public": "every user of this server"}[chosen[0]]
+    print(f"{name} can be used by {who} as {render.clean(image.owner)}/{name}")
 
 
 def remove(ref: str, *, infra: str | None, force: bool, yes: bool, as_json: bool) -> None:

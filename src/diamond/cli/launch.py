@@ -115,6 +115,8 @@ def read(file: str, env: list[str], changes: Changes) -> TaskSpec:
     except InvalidInput as error:
         raise InvalidInput(error.message, hint=error.hint, field="--env") from error
     raw = changes.applied(envs)
+    if changes.image_id is not None and (said := _image_of(found.raw)):
+        say(f"--image {render.clean(changes.image_id)} is used instead of the file's {render.clean(said)}")
     if raw.get("name") is None and (name := name_of(file)):
         raw["name"] = name
     # A field that the command line gave stands nowhere in the file.
@@ -132,6 +134,15 @@ def read(file: str, env: list[str], changes: Changes) -> TaskSpec:
         if top in overridden and top != "envs" and found.raw.get(top) is None:
             raise
         raise located.located(error) from error
+
+
+def _image_of(raw: dict[str, Any]) -> str:
+    """What a file says of its image, in the words of the file; empty when it says nothing."""
+    if raw.get("image") is not None:
+        return "`image:`"
+    resources = raw.get("resources")
+    named = resources.get("image_id") if isinstance(resources, dict) else None
+    return f"`image_id: {named}`" if named else ""
 
 
 def name_of(file: str) -> str | None:

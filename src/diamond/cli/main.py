@@ -72,12 +72,17 @@ def _root(
 def build() -> typer.Typer:
     """The application with all its commands."""
     from diamond.cli import parse_images, parse_service, parse_shells, parse_tasks
+    from diamond.cli.usage import Command
 
     if not app.registered_commands:
         parse_tasks.register(app)
         parse_shells.register(app)
         parse_images.register(app)
         parse_service.register(app)
+        for each in (app, *(group.typer_instance for group in app.registered_groups)):
+            for command in each.registered_commands if each else ():
+                own = command.cls is not None and issubclass(command.cls, Command)
+                command.cls = command.cls if own else Command
     return app
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+def _json(shape: str) -> Any:
+    """The option --json of one command. Its objects are those of the REST API, described in docs/rest.md."""
+    return typer.Option("--json", help=f"As JSON: {shape}.")
+
+
+_FOLLOWED = (
+    'a line for each event, {"type": "image", "image": Image} last; one Build with -d, or where nothing is to be made'
+)
 Ref = Annotated[
     str, typer.Argument(metavar="IMAGE", help="NAME, NAME@sha256:…, OWNER/NAME of another's shared one, or an id.")
 ]
@@ -55,7 +63,7 @@ def build(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be built where, and why; build nothing.")
     ] = False,
-    json: Json = False,
+    json: Annotated[bool, _json(_FOLLOWED + "; with --dry-run an ImagePlan")] = False,
 ) -> None:
     """Build an image and follow the build. Ctrl-C stops following, not the build."""
     from diamond.cli import image_build as act
@@ -71,7 +79,7 @@ def build(
 def ls(
     all_: Annotated[bool, typer.Option("--all", "-a", help="Also older ones, and those that failed.")] = False,
     infra: Annotated[str | None, typer.Option("--infra", help="Only those at this endpoint, with disk use.")] = None,
-    json: Json = False,
+    json: Annotated[bool, _json('{"images": [Image, …]}; with --infra also "endpoint": EndpointImages')] = False,
 ) -> None:
     """List images you may use (also: image list).
 
@@ -86,7 +94,7 @@ image_app.command("list", hidden=True)(ls)
 
 
 @image_app.command("show")
-def show(image: Ref, json: Json = False) -> None:
+def show(image: Ref, json: Annotated[bool, _json("an Image")] = False) -> None:
     """Show one image: where it is, what is in it, how it was built."""
     from diamond.cli import images as act
 
@@ -98,12 +106,24 @@ def logs(
     image: Ref,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the build writes.")] = False,
     infra: Infra = None,
-    json: Json = False,
+    json: Annotated[bool, _json('{"task_id": …, "text": …}; with -f a line for each event')] = False,
 ) -> None:
     """Show the log of an image's build."""
     from diamond.cli import images as act
 
     act.logs(image, follow=follow, infra=infra, as_json=json)
+
+
+@image_app.command("stop")
+def stop(
+    image: Ref,
+    infra: Annotated[str | None, typer.Option("--infra", help="Only at this endpoint.")] = None,
+    json: Annotated[bool, _json('{"tasks": [Task, …]}')] = False,
+) -> None:
+    """Stop the build, copy or import that makes an image."""
+    from diamond.cli import images as act
+
+    act.stop(image, infra=infra, as_json=json)
 
 
 @image_app.command("test")
@@ -113,7 +133,7 @@ def run_test(
         str | None, typer.Argument(metavar="COMMAND", help="Left out: the recipe's own validation command.")
     ] = None,
     infra: Infra = None,
-    json: Json = False,
+    json: Annotated[bool, _json("a line for each event of the task")] = False,
 ) -> None:
     """Run a command in an image, as a task."""
     from diamond.cli import images as act
@@ -127,7 +147,7 @@ def share(
     private: Annotated[bool, typer.Option("--private", help="For you alone.")] = False,
     project: Annotated[bool, typer.Option("--project", help="For the members of your project.")] = False,
     public: Annotated[bool, typer.Option("--public", help="For every user of this server.")] = False,
-    json: Json = False,
+    json: Annotated[bool, _json("the Image")] = False,
 ) -> None:
     """Say who may use an image. Others can use it, not change it."""
     from diamond.cli import images as act
@@ -141,7 +161,7 @@ def copy(
     image: Ref,
     to: Annotated[str, typer.Option("--to", metavar="ENDPOINT", help="Where it shall be.")],
     detach: Detach = False,
-    json: Json = False,
+    json: Annotated[bool, _json(_FOLLOWED)] = False,
 ) -> None:
     """Bring an image to another endpoint.
 
@@ -158,7 +178,7 @@ def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     infra: Infra = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
-    json: Json = False,
+    json: Annotated[bool, _json('{"file": …, "size_bytes": …, "contents": …}')] = False,
 ) -> None:
     """Write an image with all that is known of it to one file."""
     from diamond.cli import image_files as act
@@ -172,7 +192,7 @@ def import_(
     name: Annotated[str | None, typer.Option("--name", "-n", help="Another name for it.")] = None,
     infra: Annotated[str | None, typer.Option("--infra", help="Endpoint to bring it to; left out: chosen.")] = None,
     detach: Detach = False,
-    json: Json = False,
+    json: Annotated[bool, _json(_FOLLOWED)] = False,
 ) -> None:
     """Take in an image from a file.
 
@@ -189,7 +209,7 @@ def rm(
     infra: Annotated[str | None, typer.Option("--infra", help="Only its result at this endpoint.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Even if tasks use it, which then fail.")] = False,
     yes: Yes = False,
-    json: Json = False,
+    json: Annotated[bool, _json('{"removed": [endpoint, …], "tasks": [id, …]}')] = False,
 ) -> None:
     """Remove an image and its files. Says which tasks use it."""
     from diamond.cli import images as act
@@ -201,7 +221,7 @@ def rm(
 def prune(
     infra: Annotated[str, typer.Option("--infra", metavar="ENDPOINT", help="Where to make room.")],
     yes: Yes = False,
-    json: Json = False,
+    json: Annotated[bool, _json('{"task": Task, "before": EndpointImages, "after": EndpointImages}')] = False,
 ) -> None:
     """Remove kept steps of builds that no image needs."""
     from diamond.cli import images as act
@@ -210,7 +230,10 @@ def prune(
 
 
 @image_app.command("bases")
-def bases(infra: Infra = None, json: Json = False) -> None:
+def bases(
+    infra: Infra = None,
+    json: Annotated[bool, _json('{"bases": [{"key": …, "title": …, "reference": …, "note": …}, …]}')] = False,
+) -> None:
     """List suggested bases, those for an endpoint's GPUs first."""
     from diamond.cli import images as act
 
@@ -221,7 +244,7 @@ def bases(infra: Infra = None, json: Json = False) -> None:
 def definition(
     source: Annotated[str, typer.Argument(metavar="FILE|IMAGE", help="A recipe, or an image by name.")],
     infra: Infra = None,
-    json: Json = False,
+    json: Annotated[bool, _json('{"builder": …, "endpoint": …, "definition": …}')] = False,
 ) -> None:
     """Show a recipe in its builder's own language.
 

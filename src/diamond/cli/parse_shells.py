@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from diamond.cli.parse_tasks import Json, Ref
+from diamond.cli.usage import Command
 
 Tty = Annotated[
     bool | None,
@@ -24,7 +24,7 @@ Rank = Annotated[int | None, typer.Option("--rank", min=0, help="On the node whe
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say where you are.")]
 
 
-class WithCommand(TyperCommand):
+class WithCommand(Command):
     """What follows ``--`` is another program's command line, word for word; nothing in it is ours to parse."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from diamond.cli import spec as spec_text
 from diamond.cli.describe import metric_rank, next_text, note_lines, reason_lines, waiting_text, work_dir
 from diamond.cli.session import confirm, connect, emit, leave, program, say, show_error, task_json
 from diamond.core.codec import encode
-from diamond.core.errors import DiamondError, InvalidInput
+from diamond.core.errors import DiamondError, InvalidInput, NotFound
 from diamond.core.states import TaskState, parse_task_states
 from diamond.core.tasks import Task
 
@@ -30,12 +30,15 @@ def ps(*, everything: bool, states: list[str], name: str | None, images: bool, l
                 states=wanted, name=name, limit=min(limit - len(tasks), 1000), cursor=cursor, kind=kind
             )
             tasks += more
+        plain = not (images or as_json or name or states)
+        building = client.tasks.page(states=LIVE, limit=1, kind="build")[2] if plain else 0
     if as_json:
         rows = [{k: v for k, v in task_json(task).items() if k not in ("spec", "jobs", "outputs")} for task in tasks]
         emit({"tasks": rows, "total": total})
         return
     if not tasks:
         say("No tasks." if wanted != LIVE else "Nothing runs or waits. All tasks: diamond ps -a")
+        _say_building(building)
         return
     now = time.time()
     rows_shown = [
@@ -56,6 +59,12 @@ def ps(*, everything: bool, states: list[str], name: str | None, images: bool, l
     render.print_table(heads, rows_shown, flexible={"NAME": 10, "WHY": 24}, droppable=droppable)
     if total > len(tasks):
         say(f"{len(tasks)} of {total}; more with --limit {total}")
+    _say_building(building)
+
+
+def _say_building(number: int) -> None:
+    if number:
+        say(f"{render.count(number, 'image')} {'is' if number == 1 else 'are'} being built ({program()} ps --images)")
 
 
 def _why(task: Task) -> str:
@@ -141,6 +150,16 @@ def _pairs(rows: list[tuple[str, str]]) -> None:
         print(f"  {name:<{width}}  {value}")
 
 
+def _perhaps_image(client: Client, ref: str, error: DiamondError) -> DiamondError:
+    """No task has this name, but an image may: its build is stopped by another command."""
+    try:
+        client.images.get(ref)
+    except DiamondError:
+        return error
+    hint = f"it is an image; {program()} image stop {ref} stops its making"
+    return type(error)(error.message, hint=hint, field=error.field)
+
+
 def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None:
     if bool(refs) == everything:
         raise InvalidInput(
@@ -153,6 +172,8 @@ def stop(refs: list[str], *, everything: bool, yes: bool, as_json: bool) -> None
         for ref in refs:
             try:
                 tasks.append(client.tasks.resolve(ref))
+            except NotFound as error:
+                failures.append(_perhaps_image(client, ref, error))
             except DiamondError as error:
                 failures.append(error)
         if everything and tasks and not confirm(f"Stop {render.count(len(tasks), 'task')}?", yes=yes):

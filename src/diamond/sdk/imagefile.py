@@ -284,11 +284,18 @@ def _local(image: ImageFile, member: Member) -> LocalFile:
 
 
 def _contents(file: BinaryIO, where: Path) -> Contents:
-    name, size = _next(file, where)
+    no_export = InvalidInput(
+        f"{where} is not an image that Diamond exported",
+        hint="import takes files that `diamond image export` wrote; an image of another tool is a base: write "
+        "base: /path/on/the/endpoint/image.sif (or oci-archive:/path) in a recipe",
+        field="FILE",
+    )
+    try:
+        name, size = _next(file, where)
+    except InvalidInput as error:  # a short file, another format, a tar that begins with a folder
+        raise no_export from error
     if name != CONTENTS_FILE:
-        raise InvalidInput(
-            f"{where} is not an image that Diamond exported", hint="it begins with something else", field="FILE"
-        )
+        raise no_export
     if size > MAX_CONTENTS_BYTES:
         raise TooLarge(f"{where}: {CONTENTS_FILE} is {size} bytes long; at most {MAX_CONTENTS_BYTES} are allowed")
     raw = _json(_exactly(file, size, where), CONTENTS_FILE)

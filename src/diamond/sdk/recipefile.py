@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,6 +190,15 @@ def _check_slips(raw: Mapping[str, Any]) -> None:
     for key in raw:
         if key not in _FIELDS and key not in _FOLDED and key in _MEANT:
             raise InvalidInput(f"unknown field {key!r}", hint=_MEANT[key], field=key)
+    valid = (*_FIELDS, *_FOLDED)
+    for key in raw:
+        if key not in valid:  # here and not in validation, which does not know the lists of packages
+            shown = str(key)[:80]
+            near = difflib.get_close_matches(shown, valid, n=1)
+            guess = f"did you mean {near[0]!r}? " if near else ""
+            raise InvalidInput(
+                f"unknown field {shown!r}", hint=f"{guess}valid fields here: {', '.join(valid)}", field=shown
+            )
     for field in ("pip", "constraints", "conda", "channels"):
         value = raw.get(field)
         if value is not None and not isinstance(value, str | list | tuple):

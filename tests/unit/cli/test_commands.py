@@ -35,8 +35,9 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
             return value if callable(value) else lambda *args, **options: value
 
         group = SimpleNamespace(**{name: constant(value) for name, value in answers.items()})
-        group.resolve = lambda ref: task
-        client = SimpleNamespace(tasks=group, endpoints=group, url=url)
+        if "resolve" not in answers:
+            group.resolve = lambda ref: task
+        client = SimpleNamespace(tasks=group, endpoints=group, images=group, url=url)
 
         @contextmanager
         def connect(**options: object) -> Iterator[Any]:
@@ -122,6 +123,41 @@ def test_ps_says_why(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "LOST; next attempt in 7s" in out
     assert "endpoint hpc is offline since 3m" in out
+
+
+def test_ps_counts_builds_of_images(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    given(page=lambda **options: ([], None, 1 if options["kind"] == "build" else 0))
+    assert call("ps") == 0
+    assert "1 image is being built (diamond ps --images)" in capsys.readouterr().err
+    assert call("ps", "--images") == 0
+    assert "being built" not in capsys.readouterr().err
+
+
+def test_stop_with_the_name_of_an_image(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
+    def unknown(ref: str) -> Task:
+        raise NotFound(f"there is no task {ref!r}", hint="see diamond ps")
+
+    def found(ref: str) -> str:
+        if ref != "climate":
+            raise NotFound("there is no image")
+        return ref
+
+    given(resolve=unknown, get=found)
+    assert call("stop", "climate") == 1
+    assert "diamond image stop climate" in capsys.readouterr().err
+    assert call("stop", "other") == 1
+    assert "see diamond ps" in capsys.readouterr().err
+
+
+def test_launch_says_that_an_image_is_overridden(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("run: 'true'\nimage: {base: host}\n")
+    changes = launch.Changes(image_id="climate")
+    assert launch.read(str(path), [], changes).resources.image_id == "climate"
+    assert "--image climate is used instead of the file's `image:`" in capsys.readouterr().err
+    path.write_text("run: 'true'\n")
+    launch.read(str(path), [], changes)
+    assert capsys.readouterr().err == ""
 
 
 def test_stop_counts_in_good_english(

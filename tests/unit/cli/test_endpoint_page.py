@@ -315,6 +315,23 @@ def test_an_endpoint_without_facts(endpoint: Endpoint, said: list[str], capsys: 
     assert all(part in out for part in said)
 
 
+def test_why_a_runtime_that_is_there_makes_no_images(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = {"charliecloud": "it is not installed", "podman": "no ranges in /etc/subuid", "docker": "not installed"}
+
+    def rows(facts: EndpointFacts) -> list[str]:
+        endpoint_page.print_page(Endpoint(id="ep_00000001", name="here", online=True, facts=facts))
+        return capsys.readouterr().out.splitlines()
+
+    facts = replace(FACTS, builders=("apptainer",), builds="any", builder_problems=problems)
+    shown = rows(facts)
+    assert [re.sub(" +", " ", line) for line in shown if "not with" in line] == [
+        " not with podman: no ranges in /etc/subuid"
+    ]
+    assert not any("charliecloud" in line for line in shown), "what is not there needs no excuse"
+    assert any("charliecloud: it is not installed" in line for line in rows(replace(facts, builders=(), builds="")))
+    assert not any("subuid" in line for line in rows(replace(facts, builders=(), builds="off"))), "a rule says so"
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [

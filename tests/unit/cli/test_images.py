@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,100 +11,14 @@ from typing import Any
 
 import pytest
 
-from diamond.cli import image_build, image_files, image_page, images, live, main
+from diamond.cli import image_build, image_page, images, live
 from diamond.core.errors import InvalidInput
 from diamond.core.image_views import Build, EndpointImages, ImagePlan
-from diamond.core.images import BuildFailure, Image, ImageFacts, Replica, ReplicaState, StageRecord, Visibility
+from diamond.core.images import ReplicaState, StageRecord, Visibility
 from diamond.core.recipes import Recipe
 from diamond.core.states import TaskState
-from diamond.core.tasks import Task
 from diamond.sdk.follow import LogChunk, StateChange
-
-DIGEST = "sha256:" + "ab" * 32
-FACTS = ImageFacts(
-    image_id="img_000000001",
-    recipe_digest=DIGEST,
-    builder="apptainer",
-    builder_version="1.4.0",
-    architecture="x86_64",
-    digest=DIGEST,
-    size_bytes=3 * 1024**3,
-    path="/scratch/images/store/img_000000001/image.sif",
-    seconds=75.0,
-    stages=(
-        StageRecord(name="base", title="base image", state="kept"),
-        StageRecord(name="pip", title="Python packages"),
-    ),
-    num_packages=120,
-    python="3.12.3",
-    os="debian 13",
-)
-READY = Replica(endpoint="hpc", state=ReplicaState.READY, task_id="tsk_000000001", facts=FACTS, created_at=1.0)
-FAILURE = BuildFailure(
-    stage="pip",
-    message="There is no package no-such-thing.",
-    line="pip: no-such-thing==1",
-    excerpt="ERROR: No matching distribution\x1b[2J found\n",
-    hint="check the spelling",
-)
-BUILDING = Replica(endpoint="hpc", state=ReplicaState.BUILDING, task_id="tsk_000000001", created_at=1.0)
-FAILED = replace(BUILDING, state=ReplicaState.FAILED, failure=FAILURE)
-
-
-def image(*replicas: Replica, **more: Any) -> Image:
-    known: dict[str, Any] = {"id": "img_000000001", "name": "climate", "owner": "ana", "recipe_digest": DIGEST}
-    recipe = Recipe.parse({"base": "python:3.12-slim", "pip": ["six"], "envs": {"A": "1"}, "build": "a\nb\n"})
-    return Image(**{**known, "replicas": replicas, "recipe": recipe, **more})
-
-
-def task(state: TaskState = TaskState.SUCCEEDED, **more: Any) -> Task:
-    return Task(**{"id": "tsk_000000001", "name": "build climate", "state": state, "endpoint": "hpc", **more})
-
-
-class Fake:
-    """`client.images` and `client.tasks`: each call is kept, and answered with what the test gave."""
-
-    def __init__(self, **answers: Any) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._answers = answers
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        answer = self._answers[name]
-
-        def call(*args: Any, **options: Any) -> Any:
-            self.calls.append((name, args, options))
-            return answer(*args, **options) if callable(answer) else answer
-
-        return call
-
-    def asked(self, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return next((args, options) for called, args, options in self.calls if called == name)
-
-
-Given = Callable[..., Fake]
-
-
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Given:
-    def give(tasks: dict[str, Any] | None = None, **answers: Any) -> Fake:
-        fake = Fake(**answers)
-        client = SimpleNamespace(images=fake, tasks=Fake(**(tasks or {})))
-
-        @contextmanager
-        def connect(**options: object) -> Iterator[Any]:
-            yield client
-
-        for module in (images, image_build, image_files):
-            monkeypatch.setattr(module, "connect", connect)
-        return fake
-
-    return give
-
-
-def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main.main(["image", *arguments])
-    return int(caught.value.code or 0)
+from tests.unit.cli.conftest import BUILDING, DIGEST, FAILED, READY, Fake, Given, call, image, task
 
 
 @pytest.fixture
@@ -220,7 +133,9 @@ def test_a_list_of_packages_needs_a_base(given: Given, tmp_path: Path, capsys: p
     (folder / "requirements.txt").write_text("six\n")
     fake = given(build=Build(image=image(READY), replica=READY, cached=True))
     assert call("build", str(folder)) == 2
-    assert "--base host" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "--base host" in err
+    assert "requirements: requirements.txt" in err
     assert call("build", str(folder), "--base", "host") == 0
     (sent,), _ = fake.asked("build")
     assert (sent.name, sent.base, sent.pip) == ("my-project", "host", ("six",))
@@ -245,7 +160,7 @@ def test_dry_run(given: Given, recipe: str, capsys: pytest.CaptureFixture[str]) 
         endpoint="hpc",
         builder="apptainer",
         where="login",
-        why=("it has GPUs",),
+        why=("it has GPUs", "partition a fits"),
         others={"local": "it has no container runtime"},
         definition="Bootstrap: docker\nFrom: python:3.12-slim\n",
         stages=(StageRecord(name="base", title="base image", state="kept"),),
@@ -255,7 +170,10 @@ def test_dry_run(given: Given, recipe: str, capsys: pytest.CaptureFixture[str]) 
     assert call("build", recipe, "--dry-run") == 0
     out = capsys.readouterr().out
     assert "Bootstrap: docker\n  From: python:3.12-slim" in out
-    assert "  - with apptainer, outside the batch queue\n  - it has GPUs\n" in out
+    assert (
+        "  - with apptainer, directly, not as a batch job\n  - it has GPUs\n  - for --where batch: partition a fits\n"
+        in out
+    )
     assert "base image  kept from an earlier build" in out
     assert "took 1m 30s as a rule" in out
     assert "not local: it has no container runtime" in out
@@ -333,9 +251,12 @@ def test_share(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     fake = given(share=lambda ref, visibility: image(READY, visibility=Visibility(visibility)))
     assert call("share", "climate") == 2
     assert call("share", "climate", "--public", "--private") == 2
-    capsys.readouterr()
+    assert "--private and --public exclude each other" in capsys.readouterr().err
+    assert call("share", "climate", "--public") == 0
+    assert capsys.readouterr().out == "climate can be used by every user of this server as ana/climate\n"
+    fake.calls.clear()
     assert call("share", "climate", "--project") == 0
-    assert capsys.readouterr().out == "climate can be used by others as ana/climate\n"
+    assert capsys.readouterr().out == "climate can be used by the members of your project as ana/climate\n"
     assert fake.asked("share")[0] == ("climate", "project")
     assert call("share", "climate", "--private") == 0
     assert "for you alone" in capsys.readouterr().out
@@ -389,6 +310,10 @@ def test_export_keeps_what_is_there(given: Given, tmp_path: Path, capsys: pytest
     target.write_text("mine")
     assert call("export", "climate", str(target)) == 2
     assert "--force" in capsys.readouterr().err
+    assert call("export", "climate", str(tmp_path / "none" / "x")) == 2  # before anything is asked of the endpoint
+    assert f"mkdir -p {tmp_path}/none" in capsys.readouterr().err
+    assert call("export", "climate", str(tmp_path), "--force") == 2
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_a_build_view_shows_stages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

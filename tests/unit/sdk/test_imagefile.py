@@ -252,7 +252,7 @@ def test_headers_that_ask_for_memory(tmp_path: Path) -> None:
     pax.type, pax.size = tarfile.XHDTYPE, 2**40
     for each in (long_name, pax):
         (tmp_path / "x").write_bytes(each.tobuf(format=tarfile.GNU_FORMAT) + b"x" * 1024)
-        assert "not a plain file" in str(refused(tmp_path / "x"))
+        assert "is not an image that Diamond exported" in str(refused(tmp_path / "x"))
     huge = replace(contents(), members=(replace(contents().members[0], size_bytes=2**40), *contents().members[1:]))
     block = imagefile.contents_block(huge) + imagefile.header(huge.members[0], 0)
     (tmp_path / "x").write_bytes(block)
@@ -260,6 +260,16 @@ def test_headers_that_ask_for_memory(tmp_path: Path) -> None:
         imagefile.read(tmp_path / "x")
     deep = tarfile.TarInfo("diamond-image.json"), b"[" * 100_000
     assert "not JSON" in str(refused(build_tar(tmp_path / "x", [deep])))
+
+
+def test_what_is_no_export_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"hello")
+    with tarfile.open(tmp_path / "folder.tar", "w") as tar:
+        tar.add(tmp_path, "root", recursive=False)
+    for name in ("short", "folder.tar"):
+        error = refused(tmp_path / name)
+        assert "is not an image that Diamond exported" in error.message
+        assert "image export" in error.hint
 
 
 def test_payloads_beyond_eight_gigabytes_have_headers_too() -> None:

@@ -61,6 +61,12 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "field", "line", "hint"),
     [
         ("base: host\nsystm: [git]\n", "systm", 2, "did you mean 'system'"),
+        ("base: host\nrequirement: r.txt\n", "requirement", 2, "did you mean 'requirements'"),
+        ("base: host\nzzz: 1\n", "zzz", 2, "requirements, pyproject, extras, environment"),
+        ("base: hots\n", "base", 1, "did you mean host"),
+        ("base: host\npip: six idna\n", "pip", 2, "one package a line"),
+        ("base: host\npip: [six==1.0 idna]\n", "pip", 2, "one package a line"),
+        ("base: host\npip: 'six, idna'\n", "pip", 2, "one package a line"),
         ("from: host\n", "from", 1, "`base`"),
         ("base: host\napt: [git]\n", "apt", 2, "`system`"),
         ("base: host\nbuild: [a, b]\n", "build", 2, "one command per line"),
@@ -295,3 +301,20 @@ def test_the_examples_are_right() -> None:
     for path in recipes:
         for source in recipefile.load(path).recipe().files.values():
             assert Path(source).is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "six >= 1.0 , < 3", "six[a, b] == 1.*", "six [a] (>=1)", "six ; python_version < '3.9' and os_name == 'a b'",
+        "six @ https://example.org/six.whl", "six==1 --hash=sha256:ab --hash sha256:cd", "git+https://example.org/a#egg=b",
+    ],
+)  # fmt: skip
+def test_blanks_inside_one_requirement_are_fine(line: str) -> None:
+    assert Recipe.parse({"base": "host", "pip": [line]}).pip == (line,)
+
+
+def test_names_near_host_that_are_images() -> None:
+    assert Recipe.parse({"base": "ghost"}).base == "docker://ghost"
+    assert Recipe.parse({"base": "docker://hots"}).base == "docker://hots"
+    assert Recipe.parse({"base": "hots:1"}).base == "docker://hots:1"
