@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import signal
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_kept_layers_are_not_used_when_a_fresh_build_is_asked_for(bench: Builder
     assert bench.traffic_bytes > before or not before
 
 
+def test_a_fresh_build_is_used_and_kept(bench: BuilderBench) -> None:
+    recipe = bench.recipe(build='sleep 1\ndate +%s%N > "${DIAMOND_IMAGE_ROOT:-}/made-at"\n', envs={"OF": "fresh"})
+    first = bench.build(recipe)
+    fresh = bench.build(recipe, fresh=True)
+    assert read(bench, fresh, "/made-at") > read(bench, first, "/made-at")
+    after = bench.build(recipe)
+    assert after.states["commands"] == "kept"
+    assert read(bench, after, "/made-at") == read(bench, fresh, "/made-at")
+
+
 def test_commands_reach_the_shell_byte_for_byte(bench: BuilderBench) -> None:
     job = bench.build(bench.recipe(build=COMMANDS))
     assert read(bench, job, "/opt/hostile") == f"{WRITTEN}\n"
@@ -148,9 +159,14 @@ def test_exact_versions_are_taken_from_a_lock(bench: BuilderBench) -> None:
     assert job.lock.of_kind("pip")["six"] == "1.15.0"
 
 
-def slow(mark: str) -> str:
+def slow(mark: str, seconds: str) -> str:
     """Commands that say they have begun and then take very long."""
-    return f"echo {mark} has begun\nsleep 299\n"
+    return f"echo {mark} has begun\nsleep {seconds}\n"
+
+
+def never() -> str:
+    """How long such commands sleep; no other test on this machine sleeps as long, and its programs are not ours."""
+    return f"299.{secrets.randbelow(10**9):09}"
 
 
 def wait_begun(log: Path, mark: str) -> None:
@@ -160,19 +176,20 @@ def wait_begun(log: Path, mark: str) -> None:
     eventually(begun, within_s=180, what=f"the commands of {mark} begin")
 
 
-def sleepers(bench: BuilderBench) -> list[tuple[str, ...]]:
-    return [argv for argv in bench.processes("sleep") if argv[-2:] == ("sleep", "299")]
+def sleepers(bench: BuilderBench, seconds: str) -> list[tuple[str, ...]]:
+    return [argv for argv in bench.processes("sleep") if argv[-2:] == ("sleep", seconds)]
 
 
 def test_a_killed_build_leaves_nothing_to_be_seen(bench: BuilderBench) -> None:
-    recipe = bench.recipe(pip=["six==1.16.0"], build=slow("killed"))
+    seconds = never()
+    recipe = bench.recipe(pip=["six==1.16.0"], build=slow("killed", seconds))
     run_dir = bench.prepare(bench.order(recipe, image_id="img_killed000"))
     process = bench.begin(run_dir)
     wait_begun(bench.outside(run_dir) / "log", "killed")
     process.send_signal(signal.SIGKILL)
     assert bench.result(run_dir, process).code != 0
     assert "img_killed000" not in bench.listed("store")
-    eventually(lambda: not sleepers(bench), within_s=20, what="its programs end")
+    eventually(lambda: not sleepers(bench, seconds), within_s=20, what="its programs end")
     assert bench.listed("tmp") != []  # a killed process tidies nothing
     again = bench.build(bench.recipe(pip=["six==1.16.0"], build="echo quick\n"), image_id="img_killed000")
     assert again.states["commands"] == "done"
@@ -181,7 +198,8 @@ def test_a_killed_build_leaves_nothing_to_be_seen(bench: BuilderBench) -> None:
 
 
 def test_a_build_that_is_told_to_stop_tidies_up(bench: BuilderBench) -> None:
-    run_dir = bench.prepare(bench.order(bench.recipe(build=slow("stopped")), image_id="img_stopped00"))
+    seconds = never()
+    run_dir = bench.prepare(bench.order(bench.recipe(build=slow("stopped", seconds)), image_id="img_stopped00"))
     process = bench.begin(run_dir)
     wait_begun(bench.outside(run_dir) / "log", "stopped")
     process.send_signal(signal.SIGTERM)
@@ -189,7 +207,7 @@ def test_a_build_that_is_told_to_stop_tidies_up(bench: BuilderBench) -> None:
     assert job.code == 128 + signal.SIGTERM, job.log
     assert bench.listed("tmp") == []
     assert "img_stopped00" not in bench.listed("store")
-    assert sleepers(bench) == []
+    assert sleepers(bench, seconds) == []
     assert not (job.folder / images.FACTS_FILE).exists()
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ from diamond.core.images import BuildFailure
 from diamond.core.recipes import Recipe
 
 FAILED = 1
+_MAX_CHARS = 300
 STOPPED = 128 + signal.SIGTERM
 ACTIONS: dict[str, Callable[[Bench], object]] = {
     "build": build,
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     except Stopped:
         say("stopped")
         return STOPPED
-    except (BuildProblem, CommandFailed, DiamondError, OSError) as error:
+    except Exception as error:  # whatever it is: without a sentence in failure.json nobody would learn of it
         _fail(job, work_dir, stage, error)
         return FAILED
     return 0
@@ -82,6 +84,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fail(job: ImageJob, work_dir: Path, stage: str, error: Exception) -> None:
+    if not isinstance(error, BuildProblem | CommandFailed | DiamondError | OSError):
+        traceback.print_exception(error)
     failure = explain(job, stage, error)
     say(f"failed: {failure.message}")
     if failure.hint:
@@ -97,9 +101,17 @@ def explain(job: ImageJob, stage: str, error: Exception) -> BuildFailure:
         return BuildFailure(stage=stage, message=error.message, hint=error.hint)
     if isinstance(error, CommandFailed):
         tail = error.tail
-    else:
-        assert isinstance(error, OSError)
+    elif isinstance(error, OSError):
         tail = f"{error} [Errno {error.errno or errno.EIO}]"
+    elif isinstance(error, MemoryError):
+        tail = "MemoryError"
+    else:
+        return BuildFailure(
+            stage=stage,
+            message=f"Diamond did not expect what it found here ({type(error).__name__}: {str(error)[:_MAX_CHARS]})",
+            hint="the log says where (diamond image logs); if the base or the file that was sent is whole, report it",
+            code="internal",
+        )
     recipe = job.work.recipe or Recipe(base="host")
     return diagnose(stage, recipe, tail, job.work.builder, job.work.where)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 import os
 import platform
 import shutil
 import stat
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -22,6 +24,10 @@ _GONE = ".wh."
 _ALL_GONE = ".wh..wh..opq"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64"}
 _MAX_LINKS = 40
+_NO_ARCHIVE = (
+    *(tarfile.TarError, EOFError, KeyError, IndexError, TypeError, ValueError, AttributeError),
+    *(RecursionError, zlib.error, lzma.LZMAError),
+)
 
 
 def unpack_image(archive: Path, target: Path) -> list[str]:
@@ -39,13 +45,13 @@ def unpack_image(archive: Path, target: Path) -> list[str]:
             for layer in layers:
                 with image.open(layer) as file, tarfile.open(fileobj=file, mode="r|*") as inner:
                     _apply(inner, target)
-    except (tarfile.TarError, EOFError, KeyError, IndexError, TypeError, ValueError) as error:
+            return [str(line) for line in (config.get("config") or {}).get("Env") or []]
+    except _NO_ARCHIVE as error:
         raise BuildProblem(
             f"{archive} is not an archive of an image that can be read here ({type(error).__name__}: {error})",
             hint="write it with `podman save` or `docker save`; its layers may be plain or compressed with gzip",
             code="base",
         ) from error
-    return [str(line) for line in (config.get("config") or {}).get("Env") or []]
 
 
 class _Archive:
@@ -60,8 +66,13 @@ class _Archive:
 
     def open(self, name: str) -> IO[bytes]:
         member = self._members[name]
-        if member.issym():
-            return self.open(os.path.normpath(os.path.join(os.path.dirname(name), member.linkname)))
+        for _ in range(_MAX_LINKS):
+            if not member.issym():
+                break
+            name = os.path.normpath(os.path.join(os.path.dirname(name), member.linkname))
+            member = self._members[name]
+        else:
+            raise ValueError(f"{name} is a link that leads nowhere")
         file = self._tar.extractfile(member)
         if file is None:
             raise ValueError(f"{name} is not a file")

@@ -195,6 +195,7 @@ class _Run:
     def make_image(self) -> Path:
         """All missing layers, then the image from the last one; its path, not yet in the store."""
         store, name = self._bench.store, self._builder.name
+        store.claim(self._bench.folder, [stage.key for stage in self._stages])
         kept = [not self._bench.work.fresh and store.has_layer(name, stage.key) for stage in self._stages]
         first = len(kept) - kept[::-1].index(True) if True in kept else 0  # of those to be made
         previous: Path | None = None
@@ -218,11 +219,13 @@ class _Run:
         made.mkdir(parents=True)
         clock = Clock()
         self._builder.make(stage, previous, made / LAYER, self._ctx)
-        if not os.path.lexists(made / LAYER):
-            return made / LAYER  # not worth keeping, its builder found
-        return self._bench.store.keep_layer(
-            self._builder.name, stage.key, made, stage=stage.name, seconds=clock.seconds
-        )
+        store, name, fresh = self._bench.store, self._builder.name, self._bench.work.fresh
+        if not os.path.lexists(made / LAYER):  # not worth keeping, its builder found
+            if fresh:
+                store.drop_layer(name, stage.key, self._bench.folder)
+            return made / LAYER
+        replacing = self._bench.folder if fresh else None
+        return store.keep_layer(name, stage.key, made, replacing=replacing, stage=stage.name, seconds=clock.seconds)
 
     @contextlib.contextmanager
     def stage(self, name: str, state: str = "done") -> Iterator[None]:

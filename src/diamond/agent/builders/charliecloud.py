@@ -20,6 +20,7 @@ from diamond.agent import programs
 from diamond.agent.builders import bases, steps
 from diamond.agent.builders.archives import unpack_image
 from diamond.agent.builders.base import BuildContext, BuildProblem, CommandFailed, Commands
+from diamond.agent.builders.guarded import read_inside, write_inside
 from diamond.agent.builders.keeper import kept
 from diamond.core.containerfiles import INPUTS, STEPS, containerfile, step_argv
 from diamond.core.images import ENV_IN_IMAGE
@@ -194,31 +195,27 @@ def _variables(image: Path, home: str) -> list[str]:
     """Of the image instead of this machine's."""
     found = ["--unset-env=*", "--env-no-expand", f"--set-env=PATH={PATH}", f"--set-env=HOME={home}"]
     file = image / "ch/environment"
-    return [*found, f"--set-env={file}"] if file.is_file() and not file.is_symlink() else found
+    linked = file.is_symlink() or file.parent.is_symlink()
+    return [*found, f"--set-env={file}"] if file.is_file() and not linked else found
 
 
 def _set_variables(image: Path, lines: Sequence[str]) -> None:
     """In the file where Charliecloud itself leaves what an image sets; a value of several lines has no place there."""
-    (image / "ch").mkdir(exist_ok=True)
-    kept = [line for line in lines if "\n" not in line]
-    (image / "ch/environment").write_text("".join(f"{line}\n" for line in kept))
+    write_inside(image, "ch/environment", "".join(f"{line}\n" for line in lines if "\n" not in line))
 
 
 def _label(image: Path, labels: dict[str, str]) -> None:
     """Beside what Charliecloud knows of the image. The file is replaced: the layer below has the same one."""
-    folder = image / "ch"
-    if folder.is_symlink():
-        return
-    folder.mkdir(exist_ok=True)
-    file = folder / "metadata.json"
+    name = "ch/metadata.json"
     try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
+        known = json.loads(read_inside(image, name) or b"")
+    except (ValueError, RecursionError):
+        known = None
+    if not isinstance(known, dict):
         known = {"arch": None, "cwd": "/", "env": {}, "shell": ["/bin/sh", "-c"], "volumes": [], "history": []}
-    known["labels"] = {**(known.get("labels") or {}), **labels}
-    new = folder / "metadata.json.new"
-    new.write_text(json.dumps(known, indent=2, sort_keys=True))
-    os.replace(new, file)
+    earlier = known.get("labels")
+    known["labels"] = {**(earlier if isinstance(earlier, dict) else {}), **labels}
+    write_inside(image, name, json.dumps(known, indent=2, sort_keys=True))
 
 
 def _copy(source: Path, target: Path, commands: Commands) -> None:

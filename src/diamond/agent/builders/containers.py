@@ -20,6 +20,7 @@ from pathlib import Path
 from diamond.agent import programs
 from diamond.agent.builders import bases, steps
 from diamond.agent.builders.base import BuildContext, BuildProblem, Commands
+from diamond.agent.builders.nameless import strip_names
 from diamond.agent.builders.refs import REF_FILE, Ref
 from diamond.core.containerfiles import INPUTS, STEPS, containerfile, full_reference, step_argv
 from diamond.core.ids import is_id
@@ -41,20 +42,34 @@ trap - TERM INT
 exit "$code"
 """
 
-# Runs the engine's program, and tells it to stop when told to, or when whoever started it dies: what is in a container
-# is no child of ours, and only hears of it this way.
+# Runs the engine's program, and ends the container when told to stop, or when whoever started it dies: what is in a
+# container is no child of ours. The engine's program passes a signal on only once the container is up, and not when it
+# ends first itself, so the container is ended by its name as well.
 _TIED = """
 import ctypes, os, signal, subprocess, sys
-parent, child = os.getppid(), None
+parent, child, told = os.getppid(), None, []
+engine, container = sys.argv[1:3]
 def stop(number, frame):
+    told.append(number)
     if child is not None:
         child.terminate()
 signal.signal(signal.SIGTERM, stop)
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
 if os.getppid() != parent:
     sys.exit(143)
-child = subprocess.Popen(sys.argv[1:])
-code = child.wait()
+child = subprocess.Popen([engine, *sys.argv[3:]])
+if told:
+    child.terminate()
+while True:
+    try:
+        code = child.wait(1)
+        break
+    except subprocess.TimeoutExpired:
+        if told:
+            subprocess.run([engine, "kill", container], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+if told:
+    for verb in (["kill"], ["rm", "--force"]):
+        subprocess.run([engine, *verb, container], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 sys.exit(128 - code if code < 0 else code)
 """
 
@@ -147,7 +162,7 @@ class EngineBuilder:
         # Its output comes to us alone: some engines would write every build to the machine's journal as well.
         options = ["--network=host", "--pull=never", "--log-driver=none", "--entrypoint=/bin/sh"]
         tied = [sys.executable, "-I", "-c", _TIED]
-        return [*tied, self.name, "run", f"--name={container}", *options, *self.run_options]
+        return [*tied, self.name, container, "run", f"--name={container}", *options, *self.run_options]
 
     @contextlib.contextmanager
     def _container(self) -> Iterator[str]:
@@ -156,14 +171,19 @@ class EngineBuilder:
         try:
             yield container
         finally:
-            programs.ask([self.name, "rm", "--force", container], timeout_s=_ASK_S)
+            self._end(container)
+
+    def _end(self, container: str) -> None:
+        # At once: `rm --force` alone would first wait for programs to end by themselves.
+        for verb in (["kill"], ["rm", "--force"]):
+            programs.ask([self.name, *verb, container], timeout_s=_ASK_S)
 
     def _sweep(self) -> None:
         """Remove containers of builds that were killed: their names say whose they are."""
         argv = [self.name, "ps", "--all", "--filter=name=diamond-build-", "--format={{.Names}}"]
         for name in programs.ask(argv, timeout_s=_ASK_S).out.split():
             if (found := _CONTAINER.fullmatch(name)) and _began(int(found[1])) != int(found[2]):
-                programs.ask([self.name, "rm", "--force", name], timeout_s=_ASK_S)
+                self._end(name)
 
     def _known(self, layer: Path) -> str:
         """The name of a kept layer. The engine's store is its owner's, who may have tidied it."""
@@ -185,12 +205,12 @@ class EngineBuilder:
             return reference
         if base.kind == "image":
             if base.path.is_file() and base.path.name == REF_FILE:
-                return Ref.read(base.path).name
+                return Ref.read(base.path).id
             if base.where.startswith("localhost/diamond/"):
                 return base.where
             raise bases.not_for(base, self.name)
         if base.kind in ("docker", "oci"):
-            ctx.commands.run([self.name, "tag", self._load(base.path, base.kind, ctx.commands), name], quiet=True)
+            self._take(base.path, base.kind, name, ctx.tmp, ctx.commands)
             return name
         if base.kind == "rootfs":
             ctx.commands.run([self.name, "import", base.where, name], quiet=True)
@@ -210,7 +230,17 @@ class EngineBuilder:
         finally:
             packed.unlink(missing_ok=True)
 
+    def _take(self, archive: Path, kind: str, name: str, folder: Path, commands: Commands) -> None:
+        """The image in an archive, under `name` and no other: the archive's own would be taken from images here."""
+        copy = folder / f"nameless-{secrets.token_hex(4)}.tar"
+        try:
+            strip_names(archive, copy)
+            commands.run([self.name, "tag", self._load(copy, kind, commands), name], quiet=True)
+        finally:
+            copy.unlink(missing_ok=True)
+
     def _load(self, archive: Path, kind: str, commands: Commands) -> str:
+        """The image in an archive without names, in the engine's store; its id."""
         raise NotImplementedError
 
     def _inspect(self, name: str) -> str:
@@ -231,18 +261,19 @@ class EngineBuilder:
 
     def run(self, image: Path, argv: Sequence[str], ctx: BuildContext, *, quiet: bool = False) -> str:
         with self._container() as container:
-            command = [*self._run(container), f"--volume={ctx.inputs}:{ctx.inputs}:ro", Ref.read(image).name]
+            command = [*self._run(container), f"--volume={ctx.inputs}:{ctx.inputs}:ro", Ref.read(image).id]
             return ctx.commands.run([*command, "-c", _ENTER, "sh", *argv], quiet=quiet)
 
     def remove(self, image: Path) -> None:
         try:
-            name = Ref.read(image).name
+            ref = Ref.read(image)
         except (OSError, ValueError):
             return
-        programs.ask([self.name, "rmi", name], timeout_s=_ASK_S)
+        if self._inspect(ref.name).removeprefix("sha256:") == ref.id:  # else the name is another image's by now
+            programs.ask([self.name, "rmi", ref.name], timeout_s=_ASK_S)
 
     def save(self, image: Path, target: Path, commands: Commands) -> None:
-        commands.run([self.name, "save", *self._save_options(), f"--output={target}", Ref.read(image).name], quiet=True)
+        commands.run([self.name, "save", *self._save_options(), f"--output={target}", Ref.read(image).id], quiet=True)
 
     def _save_options(self) -> Sequence[str]:
         return ()
@@ -251,8 +282,7 @@ class EngineBuilder:
         # Whoever made the file chose the name in it; here it gets one that is nobody else's.
         own = target.parent.name if is_id(target.parent.name, "img") else f"load-{secrets.token_hex(8)}"
         name = f"localhost/diamond/{own}"
-        loaded = self._load(payload, bases.archive_kind(payload), commands)
-        commands.run([self.name, "tag", loaded, name], quiet=True)
+        self._take(payload, bases.archive_kind(payload), name, target.parent, commands)
         self._ref(name).write(target)
 
 

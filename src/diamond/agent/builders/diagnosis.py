@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from diamond.agent.builders.inspect import normal_name
 from diamond.agent.builders.runner import FAILED_LINE
 from diamond.agent.builders.symptoms import TABLE, Symptom
+from diamond.core.containerfiles import full_reference
 from diamond.core.images import BuildFailure
 from diamond.core.recipes import STAGE_TITLES, Recipe
 
@@ -25,6 +26,11 @@ _WHICH_WHEEL = re.compile(
     r"(?:building wheel for|build wheels for|^╰─>|failed to build) '?([A-Za-z0-9][\w.-]*)", re.M | re.I
 )
 _WANTED_BY = re.compile(r"\(from (?:-r \S+|([A-Za-z0-9][\w.-]*))")
+_HOST = re.compile(
+    r"(?:resolv(?:e|ing)(?: host| proxy)?:? '?|lookup |host='|connect(?:ion)? to )([a-z0-9-]+(?:\.[a-z0-9-]+)+)"
+    r"|https?://(?:[^@/\s]*@)?([a-z0-9-]+(?:\.[a-z0-9-]+)+)",
+    re.I,
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*")
 
 __all__ = ["TABLE", "diagnose"]
@@ -47,7 +53,7 @@ def diagnose(stage: str, recipe: Recipe, tail: str, builder: str, where: str) ->
             return BuildFailure(
                 stage=stage,
                 code=code,
-                message=_sentence(symptom.message, what or _from_line(line), recipe),
+                message=_sentence(symptom.message.replace("{host}", _host(text)), what or _from_line(line), recipe),
                 line=line,
                 excerpt=_excerpt(text, [match.start() for match in found], symptom),
                 hint=_sentence(_hint(symptom, builder, where), what or "it", recipe),
@@ -68,8 +74,19 @@ def _hint(symptom: Symptom, builder: str, where: str) -> str:
 
 def _sentence(template: str, what: str, recipe: Recipe) -> str:
     # Plain replacement, since package names and paths may hold braces.
-    text = template.replace("{base}", recipe.base).replace("{what}", what)
+    text = template.replace("{base}", recipe.base).replace("{registry}", _registry(recipe)).replace("{what}", what)
     return text.rstrip().removesuffix(":")
+
+
+def _registry(recipe: Recipe) -> str:
+    """The host that the base comes from."""
+    return full_reference(recipe.base.removeprefix("docker://")).partition("/")[0]
+
+
+def _host(text: str) -> str:
+    """The host that could not be reached, as far as the programs said; the last one they named."""
+    found = [match[1] or match[2] for match in _HOST.finditer(text)]
+    return found[-1] if found else "a package index or registry"
 
 
 def _from_line(line: str) -> str:
@@ -135,8 +152,11 @@ def _excerpt(text: str, starts: Iterable[int], symptom: Symptom | None) -> str:
         number = text.count("\n", 0, start)
         # A pattern may begin with the white space of the line before.
         number += next((skip for skip, line in enumerate(lines[number:]) if line.strip()), 0)
-        for index in range(number, min(number + 1 + (symptom.after if symptom else 0), len(lines))):
+        before, after = (symptom.before, symptom.after) if symptom else (0, 0)
+        for index in range(number, min(number + 1 + after, len(lines))):
             chosen[index] = None
+        above = [index for index in range(number - 1, -1, -1) if lines[index].strip()]
+        chosen.update(dict.fromkeys(above[:before]))
     alarming = [index for index, line in enumerate(lines) if _ALARMING.search(line)]
     if not chosen and not alarming:
         alarming = [index for index, line in enumerate(lines) if line.strip()]

@@ -20,6 +20,8 @@ from diamond.core.bundles import check_relative_path
 from diamond.core.images import ImageWork, Lock
 from diamond.core.recipes import Recipe
 
+_PIN_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+:@~-]*")
+_PIN_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+!:^~-]*")
 _SYSTEM_KINDS = ("deb", "rpm", "apk")
 
 
@@ -57,24 +59,38 @@ def pinned_system(recipe: Recipe, pins: Lock) -> list[str]:
     """`name=version` for every package the lock knows; a version that the recipe itself asks for stays."""
     known: dict[str, str] = {}
     for kind in _SYSTEM_KINDS:
-        known |= pins.of_kind(kind)
+        known |= _known(pins, kind)
     return [line if "=" in line or line not in known else f"{line}={known[line]}" for line in recipe.system]
 
 
 def pinned_conda(recipe: Recipe, pins: Lock) -> list[str]:
     """`name=version` for every package the lock knows, else the recipe's line."""
-    known = pins.of_kind("conda")
+    known = _known(pins, "conda")
     names = [re.split(r"[ =<>!~]", line, maxsplit=1)[0] for line in recipe.conda]
     return [f"{name}={known[name]}" if name in known else line for name, line in zip(names, recipe.conda, strict=True)]
 
 
 def constraints(recipe: Recipe, pins: Lock) -> list[str]:
     """The recipe's constraints and, for what it installs from a lock, one exact version of each package."""
-    pinned = pins.of_kind("pip") if recipe.pip else {}
+    pinned = _known(pins, "pip") if recipe.pip else {}
     # A package that the recipe names by an address cannot be constrained by a version as well.
     direct = {normal_name(re.split(r"[@\[ ]", line, maxsplit=1)[0]) for line in recipe.pip if "@" in line}
     exact = [f"{name}=={version}" for name, version in pinned.items() if normal_name(name) not in direct]
     return [*recipe.constraints, *exact]
+
+
+def _known(pins: Lock, kind: str) -> dict[str, str]:
+    """What the lock pins of a kind. A lock may come from elsewhere, and each of these becomes part of a line that
+    package managers read: nothing in it may be an option or a second line."""
+    found = pins.of_kind(kind)
+    for name, version in found.items():
+        if not (_PIN_NAME.fullmatch(name) and _PIN_VERSION.fullmatch(version)):
+            raise BuildProblem(
+                f"the lock pins {name[:80]!r} to {version[:80]!r}, which is no name and version of a package",
+                hint="build without the lock, or take the one an image was built with",
+                code="lock",
+            )
+    return found
 
 
 def _lines(lines: Iterable[str]) -> str:

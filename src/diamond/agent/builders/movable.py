@@ -11,6 +11,9 @@ import os
 import re
 from pathlib import Path
 
+from diamond.agent.builders.guarded import read_inside, write_inside
+
+_CONFIG = "pyvenv.cfg"
 _SCRIPT_LIMIT = 4 * 1024 * 1024  # a script is text; larger files in bin/ are programs
 
 # sh reads the second line as a command and stops there; to Python the second and third are one string.
@@ -40,10 +43,9 @@ def make_movable(folder: Path) -> None:
             _free_script(path, own)
     for name in _OTHER_SHELLS:
         (folder / "bin" / name).unlink(missing_ok=True)
-    (folder / "bin/activate").write_text(_ACTIVATE)
-    config = folder / "pyvenv.cfg"
-    lines = [line for line in config.read_text().splitlines(keepends=True) if not line.startswith("command ")]
-    config.write_text("".join(lines))
+    write_inside(folder, "bin/activate", _ACTIVATE)
+    lines = [line for line in _config(folder).splitlines(keepends=True) if not line.startswith("command ")]
+    write_inside(folder, _CONFIG, "".join(lines))
     for packages in folder.glob("lib/python3*/site-packages"):
         up = os.fsencode(os.path.relpath(folder, packages))
         for path in packages.glob("*.pth"):
@@ -83,10 +85,10 @@ def _replace(path: Path, pattern: re.Pattern[bytes], by: bytes) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     """In place of the old file, never into it: another environment may share it by a hard link."""
-    new = path.with_name(f"{path.name}.diamond-new")
-    new.write_bytes(data)
-    new.chmod(path.stat().st_mode & 0o777)
-    os.replace(new, path)
+    mode = path.stat().st_mode & 0o777
+    if path.is_symlink():  # to a file that some installers keep for all environments
+        path.unlink()
+    write_inside(path.parent, path.name, data, mode)
 
 
 def point_at(folder: Path, python: str) -> None:
@@ -99,10 +101,13 @@ def point_at(folder: Path, python: str) -> None:
     (programs / minor).symlink_to(python)
     for name in ("python", "python3"):
         (programs / name).symlink_to(minor)
-    config = folder / "pyvenv.cfg"
     replaced = {"home": os.path.dirname(python), "executable": os.path.realpath(python)}
     lines = []
-    for line in config.read_text().splitlines():
+    for line in _config(folder).splitlines():
         name = line.partition("=")[0].strip()
         lines.append(f"{name} = {replaced[name]}" if name in replaced else line)
-    config.write_text("\n".join(lines) + "\n")
+    write_inside(folder, _CONFIG, "\n".join(lines) + "\n")
+
+
+def _config(folder: Path) -> str:
+    return (read_inside(folder, _CONFIG) or b"").decode()

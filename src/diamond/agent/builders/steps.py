@@ -47,6 +47,9 @@ export PIP_BREAK_SYSTEM_PACKAGES=1  # this image is ours alone: there is no admi
 if [ -f /opt/diamond/env.sh ]; then . /opt/diamond/env.sh; fi
 if [ -d /opt/conda/bin ]; then export PATH="/opt/conda/bin:$PATH"; fi
 
+# Not all of these tools know `--`: what begins like an option is no name, wherever it came from.
+plain() { case $1 in -* | '') fail "$1 is not the name of a package or channel" ;; esac; }
+
 # Packages of the distribution. A version is written name=1.2; rpm's tools want name-1.2.
 install() {
   if have apt-get; then
@@ -126,7 +129,10 @@ put() {
 case $stage in
 system)
   set --
-  while IFS= read -r line || [ -n "$line" ]; do set -- "$@" "$line"; done <"$inputs/system.txt"
+  while IFS= read -r line || [ -n "$line" ]; do
+    plain "$line"
+    set -- "$@" "$line"
+  done <"$inputs/system.txt"
   install "$@"
   ;;
 conda)
@@ -134,8 +140,14 @@ conda)
   export MAMBA_ROOT_PREFIX="${MAMBA_ROOT_PREFIX:-/opt/conda}"
   if [ -d /opt/conda/conda-meta ]; then set -- install; else set -- create; fi
   set -- "$@" --yes --prefix /opt/conda --override-channels
-  while IFS= read -r line || [ -n "$line" ]; do set -- "$@" --channel "$line"; done <"$inputs/channels.txt"
-  while IFS= read -r line || [ -n "$line" ]; do set -- "$@" "$line"; done <"$inputs/conda.txt"
+  while IFS= read -r line || [ -n "$line" ]; do
+    plain "$line"
+    set -- "$@" --channel "$line"
+  done <"$inputs/channels.txt"
+  while IFS= read -r line || [ -n "$line" ]; do
+    plain "$line"
+    set -- "$@" "$line"
+  done <"$inputs/conda.txt"
   "$conda" "$@"
   "$conda" clean --all --yes >/dev/null 2>&1 || true
   ;;

@@ -3,7 +3,8 @@
 <root>/
     store/<image_id>/        image.sif, image/ or image.ref, with image.json (ImageFacts) and lock.json
     layers/<builder>/<key>/  `layer`, a file or folder as its builder likes, with layer.json
-    tmp/<job_id>/            of a build that runs; `lock` in it is held as long as it does
+    tmp/<job_id>/            of a build that runs; `lock` in it is held as long as it does, `claims` names the layers
+                             it counts on, which nobody removes meanwhile
 
 Things appear in `store` and `layers` by rename, complete; builds work in `tmp`, on the same file system. Whoever finds
 a folder in `tmp` whose lock nobody holds may remove it: its build is dead. Several processes, also on several nodes,
@@ -24,7 +25,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +40,7 @@ BEAT_S = 60.0
 QUIET_S = 15 * 60.0
 LAYER = "layer"
 LAYER_FILE = "layer.json"
+_CLAIMS = "claims"
 _KEY = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
@@ -115,19 +117,49 @@ class ImageStore:
     def has_layer(self, builder: str, key: str) -> bool:
         return os.path.lexists(self.layer(builder, key))
 
-    def keep_layer(self, builder: str, key: str, made: Path, **record: Any) -> Path:
-        """Keep what `made` holds, a folder with `layer` in it; its new path. A second one of the same key is let go."""
+    def keep_layer(self, builder: str, key: str, made: Path, *, replacing: Path | None = None, **record: Any) -> Path:
+        """Keep what `made` holds, a folder with `layer` in it; the path to go on with.
+
+        A second layer of the same key is let go, unless `replacing` is given, the workspace of a build that was asked
+        for a fresh one: then the old layer goes there. Where another build may be reading the old one right now, that
+        stays, and the new one is this build's alone.
+        """
         target = self.layer(builder, key).parent
         target.parent.mkdir(parents=True, exist_ok=True)
         _, size_bytes = measure(made / LAYER, digest=False)
         write_json(made / LAYER_FILE, {**record, "size_bytes": size_bytes, "kept_at": time.time()})
+        if replacing is not None:
+            self.drop_layer(builder, key, replacing)
         try:
             os.rename(made, target)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+            if replacing is not None:
+                return made / LAYER
             remove_tree(made)
         return target / LAYER
+
+    def drop_layer(self, builder: str, key: str, workspace: Path) -> None:
+        """Put a layer aside, out of sight, unless a build other than that of `workspace` counts on it."""
+        with _alone(self.tmp):
+            if key not in self._claimed(but=workspace):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.layer(builder, key).parent, workspace / f"replaced-{key}-{time.time_ns()}")
+
+    def claim(self, workspace: Path, keys: Iterable[str]) -> None:
+        """Say that the build of this workspace counts on these layers, so that nobody takes them away meanwhile."""
+        with _alone(self.tmp):
+            (workspace / _CLAIMS).write_text("".join(f"{key}\n" for key in keys))
+
+    def _claimed(self, but: Path) -> set[str]:
+        """Keys of layers that builds at work count on. Folders of dead builds are swept before any build begins."""
+        found: set[str] = set()
+        for folder in _listed(self.tmp):
+            if folder != but:
+                with contextlib.suppress(OSError):
+                    found.update((folder / _CLAIMS).read_text().split())
+        return found
 
     def kept(self) -> Iterator[tuple[str, str]]:
         """Builder and key of every kept layer."""
@@ -136,15 +168,22 @@ class ImageStore:
                 if _NAME.fullmatch(builder.name) and _KEY.fullmatch(key.name):
                     yield builder.name, key.name
 
-    def remove_layer(self, builder: str, key: str, aside: Path) -> int:
-        """Its size in bytes, as recorded."""
-        folder = self.layer(builder, key).parent
-        size_bytes = _recorded_size(folder / LAYER_FILE)
-        gone = aside / f"removed-{builder}-{key}"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, gone)
-            remove_tree(gone)
-        return size_bytes
+    def remove_layers(self, keep: Collection[str], aside: Path) -> Iterator[tuple[str, Path, int]]:
+        """Take away every layer but those to be kept and those that builds at work count on.
+
+        Of each, its builder, where it lies until the next one is asked for, and its size in bytes as recorded.
+        """
+        with _alone(self.tmp):
+            spared = {*keep, *self._claimed(but=aside)}
+            gone = []
+            for builder, key in prune(self, spared):
+                place = aside / f"removed-{builder}-{key}"
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(self.layer(builder, key).parent, place)
+                    gone.append((builder, place))
+        for builder, place in gone:
+            yield builder, place / LAYER, _recorded_size(place / LAYER_FILE)
+            remove_tree(place)
 
     # -- builds at work ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from diamond.agent.builders import choice
 from diamond.agent.builders.base import Builder, BuildProblem, CommandFailed
 from diamond.agent.builders.build import Bench, check_space, context, finish, say
 from diamond.agent.builders.inspect import inspect
-from diamond.agent.builders.store import measure, prune, write_json
+from diamond.agent.builders.store import measure, write_json
 from diamond.core import images
 from diamond.core.images import ImageFacts, Lock
 from diamond.core.recipes import Recipe
@@ -101,11 +101,11 @@ def remove(bench: Bench) -> None:
 
 
 def tidy(bench: Bench) -> None:
-    """Remove kept layers, but for those that are listed as needed."""
+    """Remove kept layers, but for those that are listed as needed or that a build at work counts on."""
     count = total = 0
-    for name, key in prune(bench.store, bench.work.keep):
-        choice.builder(name).remove(bench.store.layer(name, key))
-        total += bench.store.remove_layer(name, key, bench.folder)
+    for name, layer, size_bytes in bench.store.remove_layers(bench.work.keep, bench.folder):
+        choice.builder(name).remove(layer)
+        total += size_bytes
         count += 1
     say(f"removed {count} kept layers, {total / 1e6:.1f} MB")
 

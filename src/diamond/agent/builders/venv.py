@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from diamond.agent.builders.base import NETWORK_ENVS, BuildContext, BuildProblem, CommandFailed, Commands
+from diamond.agent.builders.guarded import read_inside, write_inside
 from diamond.agent.builders.keeper import kept
 from diamond.agent.builders.movable import make_movable, point_at
 from diamond.agent.builders.runner import RUNNER_FILE
@@ -34,6 +35,7 @@ _ENV = "opt/diamond/env.sh"
 _ROOT_LINE = b'export DIAMOND_IMAGE_ROOT="$VIRTUAL_ENV/root"\n'
 _OLDEST = (3, 8)
 _PROBE_S = 20
+_MAX_CHARS = 100
 _VARIABLE_OF_OTHERS = re.compile(
     r"PYTHON(HOME|PATH|STARTUP|USERBASE)|VIRTUAL_ENV.*|PIP_(USER|TARGET|PREFIX|ROOT)|CONDA_.*"
 )
@@ -131,11 +133,8 @@ class VenvBuilder:
 
     def pack(self, last: Path, target: Path, ctx: BuildContext) -> None:
         _copy(last, target, ctx.commands, share=True)
-        file = target / _ENV
-        earlier = file.read_bytes() if file.is_file() else b""  # of the image it builds on: ours come after and win
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        file.write_bytes((earlier or _ROOT_LINE) + (ctx.inputs / "env.sh").read_bytes())
+        earlier = read_inside(target, _ENV)  # of the image it builds on: ours come after and win
+        write_inside(target, _ENV, (earlier or _ROOT_LINE) + (ctx.inputs / "env.sh").read_bytes())
         (target / ROOT).mkdir(exist_ok=True)
         _seal(target)
 
@@ -170,13 +169,12 @@ class VenvBuilder:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             _unpack(payload, folder)
-            made = json.loads((folder / "image" / MADE_WITH).read_text())
-            python = _same_as(made)
+            python = _same_as(_read_made(folder / "image"))
             point_at(folder / "image", python.path)
-            (folder / "image" / MADE_WITH).write_text(_made_with(python))
+            write_inside(folder / "image", MADE_WITH, _made_with(python))
             os.rename(folder / "image", target)
             _seal(target)
-        except (tarfile.TarError, EOFError, OSError, ValueError, KeyError, StopIteration) as error:
+        except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, StopIteration) as error:
             raise BuildProblem(
                 f"the file does not hold a virtual environment of Diamond: {error}", code="not_an_image"
             ) from error
@@ -305,6 +303,16 @@ def _same_as(made: Mapping[str, str]) -> Python:
             hint=hint, code="not_portable",
         )  # fmt: skip
     return python
+
+
+def _read_made(image: Path) -> dict[str, str]:
+    """What the payload says of itself, which whoever made it may have written. Raises ValueError."""
+    found = json.loads(read_inside(image, MADE_WITH) or b"")
+    wanted = ("python", "libc", "architecture")
+    known = {name: str(found.get(name)) for name in wanted} if isinstance(found, dict) else {}
+    if not known or any(found.get(name) != value or len(value) > _MAX_CHARS for name, value in known.items()):
+        raise ValueError(f"{MADE_WITH} is not what Diamond writes")
+    return known
 
 
 def _made_with(python: Python) -> str:

@@ -153,3 +153,16 @@ def test_an_archive_is_told_from_a_root_file_system(tmp_path: Path) -> None:
     (tmp_path / "text.tar").write_text("hello")
     with pytest.raises(BuildProblem, match="neither a folder nor an archive"):
         archive_kind(tmp_path / "text.tar")
+
+
+@pytest.mark.parametrize("text", [None, "[" * 100_000, '[{"Config": "manifest.json", "Layers": []}]'])
+def test_odd_archives_are_sentences(tmp_path: Path, text: str | None) -> None:
+    with tarfile.open(tmp_path / "odd.tar", "w") as archive:
+        entry = tarfile.TarInfo("manifest.json")
+        if text is None:  # a link to itself
+            entry.type, entry.linkname = tarfile.SYMTYPE, "manifest.json"
+        else:
+            entry.size = len(text)
+        archive.addfile(entry, io.BytesIO((text or "").encode()))
+    with pytest.raises(BuildProblem, match="not an archive"):
+        unpack_image(tmp_path / "odd.tar", tmp_path / "out")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diamond.agent.builders.base import Builder, BuildProblem, Commands
-from diamond.agent.builders.charliecloud import CharliecloudBuilder, _label, _open_up, explain
+from diamond.agent.builders.charliecloud import CharliecloudBuilder, _label, _open_up, _set_variables, explain
 from diamond.core.recipes import Recipe
 
 BUILDER: Builder = CharliecloudBuilder()
@@ -86,12 +86,29 @@ def test_labels_stand_beside_what_is_known_and_in_no_shared_file(tmp_path: Path)
     assert json.loads(layer.read_text())["labels"] == {"old": "1"}
 
 
-def test_labels_do_not_follow_a_link_out_of_the_image(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ch", "ch/metadata.json", "ch/environment"])
+def test_no_link_is_followed_out_of_the_image(tmp_path: Path, name: str) -> None:
     (tmp_path / "outside").mkdir()
-    (tmp_path / "image").mkdir()
-    (tmp_path / "image/ch").symlink_to(tmp_path / "outside")
-    _label(tmp_path / "image", {"a": "b"})
-    assert not list((tmp_path / "outside").iterdir())
+    for own in ("metadata.json", "environment"):
+        (tmp_path / "outside" / own).write_text('{"secret": 1}')
+    link = tmp_path / "image" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "outside" / name.removeprefix("ch").lstrip("/"))
+    refused = 0
+    try:
+        _label(tmp_path / "image", {"a": "b"})
+    except BuildProblem:
+        refused += 1
+    try:
+        _set_variables(tmp_path / "image", ["A=b"])
+    except BuildProblem:
+        refused += 1
+    assert refused == (2 if name == "ch" else 1)
+    for path in (tmp_path / "outside").iterdir():
+        assert path.name in ("metadata.json", "environment")
+        assert path.read_text() == '{"secret": 1}'
+    copied = [path for path in (tmp_path / "image").rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not any("secret" in path.read_text() for path in copied)
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ RECIPE = Recipe.parse(
         ("apt_release", "system", "index_outdated", "end of life", ""),
         ("apt_no_fakeroot", "system", "fakeroot", "needs fakeroot", ""),
         ("apt_not_root", "system", "fakeroot", "needs fakeroot", ""),
-        ("apptainer_no_network", "base", "no_network", "no network", "base: docker://debian:13"),
-        ("apptainer_cut", "base", "no_network", "no network", "base: docker://debian:13"),
-        ("charliecloud_no_network", "base", "no_network", "no network", "base: docker://debian:13"),
+        ("apptainer_no_network", "base", "registry_unreachable", "docker.io", "base: docker://debian:13"),
+        ("apptainer_cut", "base", "registry_unreachable", "docker.io", "base: docker://debian:13"),
+        ("charliecloud_no_network", "base", "registry_unreachable", "docker.io", "base: docker://debian:13"),
         ("apptainer_no_file", "base", "base_not_found", "no base docker://debian:13", "base: docker://debian:13"),
         ("pip_missing", "pip", "distribution_not_found", "no no-such-package-zz==1.0", "pip: No_Such.Package-ZZ==1.0"),
         ("pip_version", "pip", "version_not_found", "fits six==99.0", "pip: six==99.0"),
@@ -144,6 +144,30 @@ def test_every_kept_output_is_used_above() -> None:
 )  # fmt: skip
 def test_words_of_programs_that_are_not_here(text: str, stage: str, code: str) -> None:
     assert diagnose(stage, RECIPE, text, "apptainer", "login").code == code
+
+
+def test_an_unreachable_host_is_named_with_what_to_do() -> None:
+    text = (OUTPUTS / "apptainer_no_network.txt").read_text()
+    elsewhere = Recipe.parse({"base": "docker://registry.example.org:5000/team/tool:1"})
+    found = diagnose("base", elsewhere, text, "apptainer", "login")
+    assert "registry.example.org:5000" in found.message
+    assert "name its path" in found.hint
+    found = diagnose("pip", RECIPE, "Could not resolve host: wheels.example.org", "apptainer", "login")
+    assert "wheels.example.org cannot be reached" in found.message
+
+
+def test_what_a_command_said_stands_above_its_end() -> None:
+    text = "one\ntwo\ncp: cannot stat 'nosuch.txt': No such file or directory\ndiamond: build line 1 ended with 1: cp"
+    found = diagnose("commands", RECIPE, text, "apptainer", "login")
+    assert found.code == "file_not_found"
+    assert "nosuch.txt" in found.message and "`files`" in found.hint
+    assert found.excerpt == text
+    text = "configure: x\nit does not work\ndiamond: build line 5 ended with 2: make -j8"
+    found = diagnose("commands", RECIPE, text, "apptainer", "login")
+    assert (found.code, found.excerpt) == ("command_failed", text)
+    assert found.hint
+    earlier = f"rm: cannot remove 'x': No such file or directory\n{text}"  # was not what ended it
+    assert diagnose("commands", RECIPE, earlier, "apptainer", "login").code == "command_failed"
 
 
 def test_a_batch_job_without_network_is_sent_to_the_login_node() -> None:

@@ -129,6 +129,8 @@ def test_every_error_becomes_a_sentence(tmp_path: Path) -> None:
     assert program.explain(order, "pip", InvalidInput("odd", hint="h")).message == "odd"
     full = program.explain(order, "pip", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"))
     assert full.code == "disk_full"
+    odd = program.explain(order, "base", RecursionError("too deep"))
+    assert "too deep" in odd.message and odd.hint and odd.code == "internal"
     tail = "ERROR: No matching distribution found for nothing-like-it"
     assert "nothing-like-it" in program.explain(order, "pip", CommandFailed(["pip"], 1, tail)).line
 

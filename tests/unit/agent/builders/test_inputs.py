@@ -119,3 +119,11 @@ def test_a_lock_gives_exact_versions() -> None:
     assert pinned_conda(recipe, lock) == ["numpy=2.3.1", "scipy"]
     assert constraints(recipe, lock) == ["other<3", "Six_Pack==1.0"]
     assert constraints(Recipe.parse({"base": "host"}), lock) == []
+
+
+@pytest.mark.parametrize("version", ["1.0\n--index-url=https://example.org", "--root=/x", "1.0 ; x", ""])
+def test_a_lock_brings_nothing_but_names_and_versions(version: str) -> None:
+    recipe = Recipe.parse({"base": "docker://debian:13", "system": ["git"], "conda": ["git"], "pip": ["git"]})
+    for kind, read in (("deb", pinned_system), ("conda", pinned_conda), ("pip", constraints)):
+        with pytest.raises((BuildProblem, InvalidInput)):
+            read(recipe, Lock(packages=(Package(kind=kind, name="git", version=version),)))

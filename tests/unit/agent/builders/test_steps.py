@@ -66,3 +66,24 @@ def test_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == "diamond: there is no stage nonsense\n"
+
+
+@pytest.mark.parametrize(
+    ("stage", "file"), [("system", "system.txt"), ("conda", "conda.txt"), ("conda", "channels.txt")]
+)
+def test_what_begins_like_an_option_is_no_package(tmp_path: Path, stage: str, file: str) -> None:
+    write_steps(tmp_path / "steps", {}, inside="/x", sandbox=False)
+    for name in ("system.txt", "conda.txt", "channels.txt"):
+        (tmp_path / name).write_text("good\n")
+    (tmp_path / file).write_text("good\n--root=/elsewhere\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("apt-get", "micromamba"):  # whatever is there must not be started
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\necho started\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "steps" / STEPS_FILE), stage, str(tmp_path)],
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "--root=/elsewhere is not the name" in done.stderr

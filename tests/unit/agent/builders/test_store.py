@@ -74,9 +74,36 @@ def test_the_second_layer_of_a_key_is_let_go(store: ImageStore) -> None:
     assert prune(store, {KEY}) == []
     assert prune(store, ()) == [("apptainer", KEY)]
     with store.workspace("job_1") as folder:
-        assert store.remove_layer("apptainer", KEY, folder) == len("first")
-        assert store.remove_layer("apptainer", KEY, folder) == 0
+        assert [size for _, _, size in store.remove_layers((), folder)] == [len("first")]
+        assert list(store.remove_layers((), folder)) == []
     assert list(store.kept()) == []
+
+
+def keep(store: ImageStore, folder: Path, contents: str, *, fresh: bool = False) -> Path:
+    (folder / contents).mkdir()
+    (folder / contents / "layer").write_text(contents)
+    return store.keep_layer("venv", KEY, folder / contents, replacing=folder if fresh else None, stage="pip")
+
+
+def test_a_fresh_layer_takes_the_place_of_the_old_one(store: ImageStore) -> None:
+    for contents in ("first", "second"):
+        with store.workspace("job_1") as folder:
+            store.claim(folder, [KEY])
+            assert keep(store, folder, contents, fresh=True) == store.layer("venv", KEY)
+        assert store.layer("venv", KEY).read_text() == contents
+
+
+def test_layers_that_a_build_at_work_counts_on_stay_as_they_are(store: ImageStore) -> None:
+    with store.workspace("job_1") as reader:
+        keep(store, reader, "first")
+        store.claim(reader, [KEY])
+        with store.workspace("job_2") as other:
+            assert list(store.remove_layers((), other)) == []
+            mine = keep(store, other, "second", fresh=True)
+            assert mine.read_text() == "second"
+        assert store.layer("venv", KEY).read_text() == "first"
+    with store.workspace("job_2") as other:  # the reader has ended
+        assert [size for _, _, size in store.remove_layers((), other)] == [len("first")]
 
 
 def test_what_dead_builds_left_is_removed_and_living_ones_stay(store: ImageStore) -> None:

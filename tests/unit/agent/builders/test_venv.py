@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import os
 import platform
@@ -276,6 +277,16 @@ def test_a_payload_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name:
 @pytest.mark.parametrize("data", [b"", b"not a tar at all", b"\x1f\x8b\x08\x00broken"])
 def test_a_broken_payload_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "payload").write_bytes(data)
+    with pytest.raises(BuildProblem, match="does not hold"):
+        BUILDER.load(tmp_path / "payload", tmp_path / "arrived", Commands())
+
+
+@pytest.mark.parametrize("made", ["[1, 2]", "3", '{"python": 3}', "[" * 100_000, '{"python": [], "libc": {}}'])
+def test_a_payload_that_says_odd_things_of_itself_is_refused(tmp_path: Path, made: str) -> None:
+    with tarfile.open(tmp_path / "payload", "w") as archive:
+        entry = tarfile.TarInfo(f"image/{venv.MADE_WITH}")
+        entry.size = len(made)
+        archive.addfile(entry, io.BytesIO(made.encode()))
     with pytest.raises(BuildProblem, match="does not hold"):
         BUILDER.load(tmp_path / "payload", tmp_path / "arrived", Commands())
 

@@ -9,6 +9,8 @@ _COMPILER_HINT = (
 )
 _VENV_COMPILER = "load a compiler on the endpoint (module load gcc) before the agent starts, or build with Apptainer"
 
+_SAID_LINES = 6  # above the line that says which command ended: what it said itself
+
 SYMPTOMS: dict[str, Symptom] = {
     # Compiling.
     "no_rust": Symptom(
@@ -137,16 +139,34 @@ SYMPTOMS: dict[str, Symptom] = {
         hint="have `test` only import things: login nodes have no GPUs; or build in a batch job that asks for one",
         stages=("test", "commands"),
     ),
+    "file_not_found": Symptom(
+        patterns=(
+            # Right before the line that ended: earlier ones may have been meant to fail.
+            r"cannot \w+ '(?P<what>[^'\n]+)'[^\n]*: no such file or directory\ndiamond: (build|test) line .*",
+            r"^[^\n]*?(?P<what>[^\s:'\"]+)['\"]?: no such file or directory\ndiamond: (build|test) line .*",
+        ),
+        message="a command wants {what}, and there is no such file in the image",
+        hint="list it under `files`: of your own files only those are in the image, each at the path given there",
+        instead={
+            "venv": "list it under `files`: of your own files only those are in the image, each at its path below "
+            "$DIAMOND_IMAGE_ROOT"
+        },
+        stages=("commands", "test"),
+        after=1,
+        before=_SAID_LINES,
+    ),
     "test_failed": Symptom(
         patterns=(r"^diamond: test line .*",),
         message="the validation command did not succeed",
         hint="a recipe of which only `test` changes is tried again in seconds: every layer is kept",
         stages=("test",),
+        before=_SAID_LINES,
     ),
     "command_failed": Symptom(
         patterns=(r"^diamond: build line .*",),
         message="a command of the recipe failed",
-        hint="",
+        hint="what it said stands above that line; all stages before it are kept, so a corrected recipe goes on there",
         stages=("commands",),
+        before=_SAID_LINES,
     ),
 }

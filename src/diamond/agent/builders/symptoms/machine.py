@@ -6,6 +6,21 @@ from diamond.agent.builders.symptoms.symptom import Symptom
 
 _LOGIN = "compute nodes often have no way out: build on the login node with --where login"
 
+_UNREACHABLE = (
+    r"temporary failure (in name resolution|resolving).*",
+    r"name or service not known",
+    r"could ?n[o']t resolve( host| proxy)?:? .*",
+    r"dial tcp: lookup .*",
+    r"network is unreachable",
+    r"no route to host",
+    r"(failed to|could not|couldn't|unable to|cannot) connect to .*",
+    r"connection (refused|timed out|reset by peer)",
+    r"dial tcp .*(i/o timeout|refused)",
+    r"failed to establish a new connection",
+    r"get \"https?://[^\"]*\": (unexpected )?eof",
+    r"nodename nor servname",
+)
+
 SYMPTOMS: dict[str, Symptom] = {
     # The machine.
     "user_namespaces": Symptom(
@@ -147,22 +162,17 @@ SYMPTOMS: dict[str, Symptom] = {
         message="a package index or registry did not answer in time",
         hint="try again: kept layers are not built again; PIP_DEFAULT_TIMEOUT in the agent's environment makes it wait",
     ),
+    "registry_unreachable": Symptom(
+        patterns=_UNREACHABLE,
+        message="no network: the registry {registry} of the base {base} cannot be reached from where the build runs",
+        hint="put the base on the endpoint (a .sif file, an archive of `podman save`, or a folder) and name its path "
+        "as `base`, or give the agent the site's proxy (https_proxy)",
+        instead={"batch": f"{_LOGIN}; or put the base on the endpoint and name its path as `base`"},
+        stages=("base",),
+    ),
     "no_network": Symptom(
-        patterns=(
-            r"temporary failure (in name resolution|resolving).*",
-            r"name or service not known",
-            r"could ?n[o']t resolve( host| proxy)?:? .*",
-            r"dial tcp: lookup .*",
-            r"network is unreachable",
-            r"no route to host",
-            r"(failed to|could not|couldn't|unable to|cannot) connect to .*",
-            r"connection (refused|timed out|reset by peer)",
-            r"dial tcp .*(i/o timeout|refused)",
-            r"failed to establish a new connection",
-            r"get \"https?://[^\"]*\": (unexpected )?eof",
-            r"nodename nor servname",
-        ),
-        message="no network: a package index or registry cannot be reached from where the build runs",
+        patterns=_UNREACHABLE,
+        message="no network: {host} cannot be reached from where the build runs",
         hint="check that this machine may reach the Internet, or give the agent the site's proxy (https_proxy)",
         instead={"batch": _LOGIN},
     ),

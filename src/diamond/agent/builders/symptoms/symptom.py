@@ -17,6 +17,7 @@ class Symptom:
         instead: another hint for "venv" (the builder) or "batch" (where it was built).
         stages: where it can be meant; empty: anywhere.
         after: how many lines below the match belong to it.
+        before: how many lines above it do.
     """
 
     patterns: tuple[str, ...]
@@ -25,6 +26,7 @@ class Symptom:
     instead: Mapping[str, str] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
     after: int = 0
+    before: int = 0
 
     def find(self, text: str, stage: str) -> list[re.Match[str]]:
         """Where it shows, all by the first of its patterns that is there."""
