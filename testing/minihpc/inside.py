@@ -171,13 +171,13 @@ class Inside:
         return int(done.stdout.split(";")[0])
 
     def processes(self) -> list[ProcessInfo]:
-        """Every process of the site."""
-        ours = os.readlink(f"/proc/{self.init_pid}/ns/pid")
+        """Every process of the site, those in containers of its users too: they share its network, not its numbers."""
+        ours = os.readlink(f"/proc/{self.init_pid}/ns/net")
         found = []
         for entry in Path("/proc").iterdir():
             # A process that ends while it is looked at is simply not listed.
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and os.readlink(entry / "ns/pid") == ours:
+                if entry.name.isdigit() and os.readlink(entry / "ns/net") == ours:
                     argv = (entry / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
                     found.append(ProcessInfo(int(entry.name), tuple(argv), os.readlink(entry / "ns/uts")))
         return found

@@ -164,7 +164,12 @@ def remove(ref: str, *, infra: str | None, force: bool, yes: bool, as_json: bool
             say("Nothing was removed; -y removes without asking.")
             leave(1)
         done = client.images.remove(image.id, endpoint=infra, force=force)
-    emit(done) if as_json else print(f"removed {name}{_everywhere(image, infra)}")
+    if as_json:
+        emit(done)
+        return
+    print(f"removed {name}{_everywhere(image, infra)}")
+    if older := done.get("remains"):
+        print(f"{name} now means an older image ({render.clean(str(older))})")
 
 
 def _question(client: Client, image: Image) -> str:

@@ -186,6 +186,7 @@ def test_a_killed_build_leaves_nothing_to_be_seen(bench: BuilderBench) -> None:
     run_dir = bench.prepare(bench.order(recipe, image_id="img_killed000"))
     process = bench.begin(run_dir)
     wait_begun(bench.outside(run_dir) / "log", "killed")
+    eventually(lambda: sleepers(bench, seconds), within_s=20, what="its program is seen")
     process.send_signal(signal.SIGKILL)
     assert bench.result(run_dir, process).code != 0
     assert "img_killed000" not in bench.listed("store")
@@ -202,6 +203,7 @@ def test_a_build_that_is_told_to_stop_tidies_up(bench: BuilderBench) -> None:
     run_dir = bench.prepare(bench.order(bench.recipe(build=slow("stopped", seconds)), image_id="img_stopped00"))
     process = bench.begin(run_dir)
     wait_begun(bench.outside(run_dir) / "log", "stopped")
+    eventually(lambda: sleepers(bench, seconds), within_s=20, what="its program is seen")
     process.send_signal(signal.SIGTERM)
     job = bench.result(run_dir, process)
     assert job.code == 128 + signal.SIGTERM, job.log

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from diamond.agent.builders import bases, ownership
 from diamond.agent.builders.base import NETWORK_ENVS, BuildContext, BuildProblem, Clock, CommandFailed, Commands
+from diamond.agent.builders.keeper import kept
 from diamond.agent.builders.steps import APT_FILE, STEPS_FILE, write_steps
 from diamond.agent.builders.store import make_readable, remove_tree
 from diamond.core.definitions import INSIDE, apptainer_definition
@@ -151,7 +152,7 @@ class ApptainerBuilder:
             *("--workdir", str(place), *_bind(ctx.inputs, str(ctx.inputs), read_only=True), *_gpu_flags()),
             *(str(image), "/bin/sh", "-c", _IN_IMAGE, "sh", *argv),
         ]
-        return ctx.commands.run(command, env=_environment(ctx, {"PYTHONNOUSERSITE": "1"}), quiet=quiet)
+        return ctx.commands.run(kept(command), env=_environment(ctx, {"PYTHONNOUSERSITE": "1"}), quiet=quiet)
 
     def remove(self, image: Path) -> None:
         """Nothing of it is anywhere else."""
@@ -186,7 +187,8 @@ class _Sandbox:
         else:
             source = sources.get(base.kind, "") + base.where
         argv = ["apptainer", "build", "--sandbox", "--fix-perms", "--force", str(self._root), source]
-        self._ctx.commands.run([*_as_owner(), *argv], env=_environment(self._ctx, self._ctx.network, for_itself=True))
+        env = _environment(self._ctx, self._ctx.network, for_itself=True)
+        self._ctx.commands.run(kept([*_as_owner(), *argv]), env=env)
         remove_tree(self._root.with_name("rootfs"))
         remove_tree(self._ctx.tmp / "cache")
         make_readable(self._root)
@@ -224,7 +226,7 @@ class _Sandbox:
             *(str(self._root), "/bin/sh", f"{INSIDE}/{script}", *arguments),
         ]
         try:
-            ctx.commands.run(argv, env=_environment(ctx, {}))
+            ctx.commands.run(kept(argv), env=_environment(ctx, {}))
         finally:
             place.rmdir()
         make_readable(self._root)

@@ -1,8 +1,8 @@
 """Runs a program so that nothing of it is left when it ends, when it is stopped, or when whoever started it dies.
 
-A container takes its processes with it; a virtual environment has none, and a build's commands may start what they
-like. The keeper stands between: orphans below it become its own children (PR_SET_CHILD_SUBREAPER), and the kernel tells
-it when its parent is gone (PR_SET_PDEATHSIG).
+A build's commands may start what they like, and not every container takes its processes with it when the program that
+started it is ended. The keeper stands between: orphans below it become its own children (PR_SET_CHILD_SUBREAPER), and
+the kernel tells it when its parent is gone (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
