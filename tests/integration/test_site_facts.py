@@ -41,10 +41,10 @@ def look(centre: Site, python: str = "python3", **env: str) -> dict[str, Any]:
     return {**facts, "version": tuple(version)}
 
 
-def test_finds_apptainer_and_the_file_systems(centre: Site) -> None:
+def test_finds_container_runtimes_and_the_file_systems(centre: Site) -> None:
     centre.run(["mkdir", "-p", "/scratch/user1"])
     facts = look(centre)
-    assert [name.split()[0] for name in facts["runtimes"]] == ["apptainer"]
+    assert [name.split()[0] for name in facts["runtimes"]] == ["apptainer", "charliecloud"]
     assert facts["runtimes"][0] == f"apptainer {centre.facts.apptainer}"
     places = {each["role"]: each for each in facts["filesystems"]}
     assert places["home"]["path"] == "/home/user1"
