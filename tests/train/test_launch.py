@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import json
 import os
 import re
@@ -313,6 +313,7 @@ while True: signal.pause()
     record = exit_record(path)
     ranks = record.pop("ranks")
     host = socket.gethostname()
+    assert record.pop("restarts") == 0
     assert record == {"node_rank": 0, "host": host, "exit_code": 3, "signal": None, "first_failed_rank": 1}
     assert [(rank["rank"], rank["exit_code"], rank["signal"]) for rank in ranks] == [
         (0, 4, None),
@@ -375,7 +376,8 @@ os._exit(0)
     orphan = int(done.stdout)
     if own_session:  # whoever leaves the session means to stay
         assert not gone(orphan)
-        os.kill(orphan, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
     eventually(lambda: gone(orphan))
 
 
@@ -410,16 +412,6 @@ def test_one_file_is_enough(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [b"[0] 0", b"[1] 1"]
     module = [sys.executable, "-W", "error", "-m", "diamond.train.launch", "--ranks", "1", "--", "echo", "hi"]
     assert subprocess.run(module, capture_output=True, env=clean_env(), check=True).stdout == b"hi\n"
-
-
-@pytest.mark.parametrize("path", [*PACKAGE.glob("*.py"), Path(diamond.__file__)], ids=lambda path: path.name)
-def test_syntax_and_imports_suit_old_python(path: Path) -> None:
-    tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    modules = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    outside = {name for name in modules if name.split(".")[0] not in sys.stdlib_module_names}
-    assert path != LAUNCH or not outside
-    assert all(name.startswith("diamond.") for name in outside)
 
 
 def test_two_nodes_reduce_together(tmp_path: Path) -> None:

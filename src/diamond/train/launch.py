@@ -1,8 +1,9 @@
 """Owns the processes of one node of a job: starts the ranks, merges their output, passes signals on, records the end.
 
-This one file is also copied alone into job directories and run by whatever Python a container has, so it must not
-import anything but the standard library, nor use syntax newer than Python 3.8. It must not know schedulers, the
-server or torch: it sets the variables that every framework reads, and leaves SLURM_* as they are.
+This file is also copied into job directories and run by whatever Python a container has, so it must not import anything
+but the standard library, nor use syntax newer than Python 3.8; with regroup.py and what that needs beside it, it brings
+lost ranks back, and alone it does not. It must not know schedulers, the server or torch: it sets the variables that
+every framework reads, and leaves SLURM_* as they are.
 
     python3 launch.py --ranks 4 -- python train.py
     python3 launch.py --ranks 4 --nodes 2 --node-rank 1 --master-addr node1 --master-port 29500 -- python train.py
@@ -24,12 +25,14 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 LONG_LINE_BYTES = 64 * 1024  # a line longer than this is passed on in pieces
 READ_BYTES = 64 * 1024
+HELD_BYTES = 64 * 1024
 PARTIAL_LINE_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this time
 DRAIN_S = 2.0  # how long processes left behind by the ranks may keep the output open
+MEASURED_NODES = 100  # of one job; the same number as in diamond.core.measuring
 LOOK_S = 1.0  # between two looks for a warning file
 GIVE_UP_S = 10.0  # after SIGKILL; a process stuck in the kernel (dead file system, GPU driver) must not hold the job
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -45,6 +48,7 @@ class Rank:
         self.proc = proc  # None: it could not be started
         self.pipe = -1 if proc is None or proc.stdout is None else proc.stdout.fileno()
         self.started_at = time.time()
+        self.held: bytearray | None = None  # what a standby says, until it is needed
         self.ended_at: float | None = None
         self.exit_code: int | None = None  # 128 + n when a signal ended it
         self.signal: int | None = None
@@ -160,18 +164,30 @@ class Launcher:
         self._kill_at: float | None = None  # when to send SIGKILL; set as soon as the ranks were told to stop
         self._killed = False
         self._stop_signal = 0
+        self._measurer: subprocess.Popen[bytes] | None = None
         self._look_at: float | None = time.monotonic() if options.warning_file else None
+        self._wake_fd = -1
+        self.warning = 0  # the signal of a warning that came
+        self._keeper = _keeper(self, options)
 
     def run(self) -> int:
         """Start the ranks, wait for all of them, and return the exit status for this process."""
         self._catch_signals()
-        self._start()
+        if not self._options.join:
+            self._start()
         if self._kill_at is not None:
             self._signal_groups(self._stop_signal)  # it came while ranks were being started
+        self._measure()
         self._loop()
         self._finish_output()
+        if self._keeper is not None:
+            self._keeper.close()
         # Nothing that a rank started in its group may hold the node's memory and GPUs after the job.
         self._signal_groups(signal.SIGKILL)
+        if self._measurer is not None:
+            self._measurer.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # else it notices by itself that we are gone
+                self._measurer.wait(1.0)
         for rank in self._ranks:
             if rank.proc is not None and rank.exit_code is not None:
                 rank.proc.wait()
@@ -186,6 +202,7 @@ class Launcher:
         for fd in (read_end, write_end):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # any signal ends the wait in the selector
+        self._wake_fd = write_end
         self._selector.register(read_end, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (*STOP_SIGNALS, *WARNING_SIGNALS, signal.SIGHUP):
@@ -216,17 +233,24 @@ class Launcher:
                 with contextlib.suppress(OSError):
                     os.killpg(rank.proc.pid, number)
 
-    def _warn_ranks(self, number: int) -> None:
-        """Pass a warning on, but only to processes that catch it: the default action would kill the others."""
+    def _warn_ranks(self, number: int) -> int:
+        """Pass a warning on, but only to processes that catch it: the default action would kill the others.
+
+        How many ranks have one that does.
+        """
+        self.warning = number
         groups = _live_groups()
         if groups is None:
             _say(f"{signal.Signals(number).name} not passed on: this system does not tell which process catches it")
-            return
+            return 0
+        reached = set()
         for rank in self._ranks:
             for pid in groups.get(rank.proc.pid, []) if rank.proc is not None else []:
                 if _catches(pid, number):
+                    reached.add(rank.number)
                     with contextlib.suppress(OSError):
                         os.kill(pid, number)
+        return len(reached)
 
     def _look_for_warning(self, now: float) -> None:
         """A scheduler's signal to a job on several nodes reaches every process, also those it ends: hence a file."""
@@ -243,34 +267,55 @@ class Launcher:
     # Life of the ranks
 
     def _start(self) -> None:
-        options = self._options
-        common = _environment(options)
+        for local_rank in range(self._options.ranks):
+            if self._kill_at is not None or self.spawn(local_rank, {}) is None:
+                return
+
+    def spawn(self, local_rank: int, more: dict[str, str], line: Any = None) -> Rank | None:
+        """Start a rank; with a `line` of its own it is a standby. None when it cannot be started."""
+        env = {**_environment(self._options), **self._place(local_rank), **more}
         # Own groups in the same session: a Ctrl-C or a scheduler's signal to our group reaches a rank once, from us.
         how: dict[str, Any] = {"process_group": 0}
         if sys.version_info < (3, 11):  # noqa: UP036 - containers bring their own, older Python
             how = {"preexec_fn": lambda: os.setpgid(0, 0)}
-        for local_rank in range(options.ranks):
-            if self._kill_at is not None:
-                return
-            number = options.node_rank * options.ranks + local_rank
-            env = dict(common, RANK=str(number), LOCAL_RANK=str(local_rank))
-            env.update(DIAMOND_RANK=str(number), DIAMOND_LOCAL_RANK=str(local_rank))
-            try:
-                proc = subprocess.Popen(
-                    self._argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    bufsize=0,
-                    env=env,
-                    **how,
-                )
-            except OSError as error:
-                self._could_not_start(number, error)
-                return
-            rank = Rank(number, proc)
+        joined = line or (self._keeper.line(local_rank) if self._keeper is not None else None)
+        if joined is not None:
+            how["pass_fds"] = joined.fds
+            env.update(joined.env)
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            proc = subprocess.Popen(
+                self._argv, stdin=null, stdout=pipe, stderr=subprocess.STDOUT, bufsize=0, env=env, **how
+            )
+        except OSError as error:
+            if line is None:
+                self._could_not_start(int(env["RANK"]), error)
+            return None
+        if joined is not None:
+            joined.started()
+        rank = Rank(int(env["RANK"]), proc)
+        if line is None:
             self._ranks.append(rank)
-            self._selector.register(rank.pipe, selectors.EVENT_READ, rank)
+        else:
+            rank.held = bytearray()
+        self._selector.register(rank.pipe, selectors.EVENT_READ, rank)
+        return rank
+
+    def _place(self, local_rank: int) -> dict[str, str]:
+        number = str(self._options.node_rank * self._options.ranks + local_rank)
+        local = str(local_rank)
+        return {"RANK": number, "LOCAL_RANK": local, "DIAMOND_RANK": number, "DIAMOND_LOCAL_RANK": local}
+
+    def _measure(self) -> None:
+        """Have what the ranks use of this node noted; they run as well without."""
+        options = self._options
+        if not options.measure or options.node_rank >= MEASURED_NODES:
+            return
+        name = "util.jsonl" if options.nodes == 1 else f"util.node{options.node_rank}.jsonl"
+        out = os.path.join(os.path.dirname(options.measure[1]), name)
+        null = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            self._measurer = subprocess.Popen([*options.measure, out], stdin=null, stdout=null, stderr=null)
 
     def _could_not_start(self, number: int, error: OSError) -> None:
         missing = isinstance(error, FileNotFoundError)
@@ -299,7 +344,11 @@ class Launcher:
                 self._signal_groups(signal.SIGKILL)
             self._look_for_warning(now)
             deadlines = [self._look_at, *(rank.flush_at for rank in self._ranks)]
-            if all(rank.exit_code is not None for rank in self._ranks):
+            if self._keeper is not None:
+                deadlines.append(self._keeper.tick(now))
+            if self._keeper is not None and self._keeper.is_busy:
+                pass
+            elif self.all_ended:
                 if self._kill_at is not None and not self._killed and self._groups_live():
                     # SIGTERM ends the shell around a training program at once, while the program saves its state.
                     deadlines.append(now + 0.1)
@@ -329,7 +378,11 @@ class Launcher:
             if status is None:
                 continue
             rank.finish(status)
+            if self._keeper is not None and not self.is_ending and self._keeper.takes(rank):
+                continue
             if status != 0 and self._first_failed is None:
+                if self._keeper is not None:
+                    self._keeper.finish()
                 self._first_failed = rank
                 self._stop_at = time.monotonic() + self._options.settle_s
                 self._report(rank)
@@ -342,6 +395,116 @@ class Launcher:
             how = f"was killed by {_signal_name(rank.signal)}"
         self._output.end_line()
         _say(f"rank {rank.number} {how}; ranks still running in {self._options.settle_s:g} s are stopped")
+
+    # What `regroup` does with the ranks
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return self._ranks
+
+    @property
+    def all_ended(self) -> bool:
+        return all(rank.exit_code is not None for rank in self._ranks)
+
+    @property
+    def is_ending(self) -> bool:
+        return self._kill_at is not None or self._first_failed is not None
+
+    def wake(self) -> None:
+        """End the wait in the selector; from any thread."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_fd, b"\0")
+
+    def say(self, text: str) -> None:
+        self._output.end_line()
+        _say(text)
+
+    def kill_ranks(self) -> None:
+        self._signal_groups(signal.SIGKILL)
+
+    def ask_to_save(self) -> None:
+        before = self.warning
+        self._warn_ranks(signal.SIGTERM)  # a warning alone lets them use what time is left
+        self.warning = before
+
+    def warn_again(self) -> int:
+        return self._warn_ranks(self.warning)
+
+    def drop_ranks(self) -> None:
+        """They have ended; what they wrote last is still passed on."""
+        self._finish_output()
+        self._signal_groups(signal.SIGKILL)
+        for rank in self._ranks:
+            if rank.proc is not None:
+                rank.proc.wait()
+        self._ranks = []
+        # Whoever saved for our sake meant no new job by it.
+        with contextlib.suppress(KeyError, OSError):
+            if not self.warning:
+                os.unlink(os.environ["DIAMOND_CONTINUE_FILE"])
+
+    def take_place(self, index: int, nodes: int, addr: str, port: int) -> None:
+        options = self._options
+        options.node_rank, options.nodes, options.master_addr, options.master_port = index, nodes, addr, port
+
+    def place(self, local_rank: int) -> dict[str, str]:
+        """What tells a rank of this generation where it stands."""
+        return {**_shared(self._options), **self._place(local_rank)}
+
+    def promote(self, rank: Rank, number: int) -> None:
+        rank.number, rank.prefix, rank.started_at = number, b"[%d] " % number, time.time()
+        held, rank.held = rank.held, None
+        self._ranks.append(rank)
+        if held:
+            self._output.feed(rank, bytes(held))
+
+    def processes(self) -> list[int]:
+        """Of all ranks, with those they started."""
+        groups = _live_groups() or {}
+        return [pid for rank in self._ranks if rank.proc is not None for pid in groups.get(rank.proc.pid, [])]
+
+    def trainer(self, rank: Rank | None, said: int, caught: int) -> int:
+        """The process that trains in a rank, which itself may be a shell; 0 when it cannot be told.
+
+        What it `said` its number is may be that of another process: containers count for themselves. It is the one
+        that catches the signal `caught`; data loaders, its children, may as well.
+        """
+        if rank is None or rank.proc is None:
+            return 0
+        group = (_live_groups() or {}).get(rank.proc.pid, [])
+        fitting = [pid for pid in group if _catches(pid, caught)]
+        return said if said in fitting else min(fitting, default=0)
+
+    def lives(self, rank: Rank) -> bool:
+        return rank.proc is not None and _exit_status(rank.proc) is None
+
+    def dismiss(self, rank: Rank) -> None:
+        if rank.proc is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(rank.proc.pid, signal.SIGKILL)
+            rank.proc.wait()
+        if rank.pipe >= 0:
+            self._close(rank)
+
+    def blame(self, local_rank: int) -> None:
+        """It failed, even if it has not ended yet."""
+        number = self._options.node_rank * self._options.ranks + local_rank
+        found = [rank for rank in self._ranks if rank.number == number]
+        if found and self._first_failed is None:
+            self._first_failed = found[0]
+            self._stop_at = time.monotonic() + self._options.settle_s
+            if self._keeper is not None:
+                self._keeper.finish()
+
+    def fail(self, rank: Rank | None, why: str, code: int | None = None) -> None:
+        """Nothing brings the ranks back."""
+        first = rank or Rank(self._options.node_rank * self._options.ranks, None)
+        if code is not None or first.exit_code is None:
+            first.finish(code or 1)
+        self._first_failed = first
+        self._stop_at = time.monotonic()
+        if why:
+            self.say(f"{why}; the job ends")
 
     def _groups_live(self) -> bool:
         pids = [rank.proc.pid for rank in self._ranks if rank.proc is not None]
@@ -364,7 +527,9 @@ class Launcher:
             return False
         if rank is None:
             return bool(data)  # the wake-up pipe: its bytes only end the wait
-        if data:
+        if data and rank.held is not None:
+            rank.held += data[: HELD_BYTES - len(rank.held)]
+        elif data:
             self._output.feed(rank, data)
         else:
             self._close(rank)
@@ -410,6 +575,7 @@ class Launcher:
             "exit_code": code,
             "signal": first.signal if first is not None else None,
             "first_failed_rank": first.number if first is not None else None,
+            "restarts": self._keeper.restarts if self._keeper is not None else 0,
             "ranks": [rank.record() for rank in self._ranks],
         }
         try:
@@ -418,20 +584,37 @@ class Launcher:
             _say(f"cannot write {path}: {error.strerror or error}")
 
 
+def _keeper(launcher: Launcher, options: argparse.Namespace) -> Any:
+    """What brings lost ranks back, where its files are beside this one."""
+    if options.restarts < 1 and not options.join:
+        return None
+    try:
+        if TYPE_CHECKING or __package__:
+            from diamond.train import regroup
+        else:
+            import regroup
+    except ImportError:
+        return None
+    return regroup.Keeper(launcher, options, _free_port)
+
+
+def _shared(options: argparse.Namespace) -> dict[str, str]:
+    """What all ranks of this node share: their place in the job."""
+    world_size = str(options.ranks * options.nodes)
+    return {
+        "MASTER_ADDR": options.master_addr,
+        "MASTER_PORT": str(options.master_port),
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": str(options.ranks),
+        "NODE_RANK": str(options.node_rank),
+        "DIAMOND_WORLD_SIZE": world_size,
+        "DIAMOND_NODE_RANK": str(options.node_rank),
+        "DIAMOND_NUM_NODES": str(options.nodes),
+    }
+
+
 def _environment(options: argparse.Namespace) -> dict[str, str]:
-    """What all ranks of this node share."""
-    env = dict(os.environ)
-    world_size = options.ranks * options.nodes
-    env.update(
-        MASTER_ADDR=options.master_addr,
-        MASTER_PORT=str(options.master_port),
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(options.ranks),
-        NODE_RANK=str(options.node_rank),
-        DIAMOND_WORLD_SIZE=str(world_size),
-        DIAMOND_NODE_RANK=str(options.node_rank),
-        DIAMOND_NUM_NODES=str(options.nodes),
-    )
+    env = {**os.environ, **_shared(options)}
     # N ranks that each start a thread per core of the node are slower than one.
     env.setdefault("OMP_NUM_THREADS", str(max(1, _num_cpus() // options.ranks)))
     # Into a pipe Python writes blocks of 8 KiB: a log would stand still for minutes, and end too early in a crash.
@@ -541,6 +724,13 @@ def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--master-port", type=int, metavar="P", help="port of rank 0 (else MASTER_PORT; a free one on a single node)")
     add("--exit-file", metavar="PATH", help="record of the end (else $DIAMOND_RUN_DIR/exit.node<K>.json)")
     add("--warning-file", metavar="PATH", help="passed on as SIGUSR1 when it appears")
+    add("--measure", nargs=2, metavar=("BASH", "SCRIPT"), help="notes what the ranks use, in util.jsonl beside SCRIPT")
+    add(
+        "--restarts", type=int, default=1000, metavar="N", help="how often lost ranks are brought back (1000; 0: never)"
+    )
+    add("--no-standby", action="store_true", help="bring ranks back without processes that wait for it")
+    add("--min-nodes", type=int, default=1, metavar="M", help="go on with fewer nodes down to this many (1)")
+    add("--join", action="store_true", help="come to a job that runs, as a node with a number it does not have yet")
     add("--grace-s", type=float, default=15.0, help="seconds from SIGTERM to SIGKILL (15)")
     add("--settle-s", type=float, default=5.0, help="seconds from a rank's failure to SIGTERM for the others (5)")
     split = args.index("--") if "--" in args else len(args)
@@ -551,7 +741,7 @@ def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error("give the command to run after --")
     if options.ranks < 1 or options.nodes < 1:
         parser.error("--ranks and --nodes must be at least 1")
-    if options.nodes == 1:
+    if options.nodes == 1 and not options.join:
         # Variables left over from an enclosing job do not count: a single node needs no one else's address.
         options.node_rank = options.node_rank or 0
         options.master_addr = options.master_addr or "127.0.0.1"
@@ -564,7 +754,7 @@ def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
             options.master_port = options.master_port or int(env["MASTER_PORT"])
         except (KeyError, ValueError):
             parser.error("several nodes need --node-rank, --master-addr and --master-port")
-    if not 0 <= options.node_rank < options.nodes:
+    if options.join == (0 <= options.node_rank < options.nodes):
         parser.error(f"--node-rank must be from 0 to {options.nodes - 1}")
     if options.exit_file is None and env.get("DIAMOND_RUN_DIR"):
         options.exit_file = os.path.join(env["DIAMOND_RUN_DIR"], f"exit.node{options.node_rank}.json")

@@ -1,0 +1,84 @@
+"""What of a run is kept in a checkpoint, and how it comes back: into the same model on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from diamond.train.errors import TrainError
+from diamond.train.loop import surroundings
+from diamond.train.loop.saving import Found, Saver, read_part
+
+
+@dataclass
+class Kept:
+    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary."""
+
+    model: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    others: list[Any] = field(default_factory=list)
+    own: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Any]:
+        """The large part, sharded as it is. It must not change until it is copied."""
+        assert self.model is not None
+        model, optimizer = get_state_dict(self.model, self._optimizers())
+        learnt = set(self.shapes())
+        # Buffers change already in the next forward pass; they are small, so they are copied here and now.
+        kept = {
+            name: value if name in learnt or not isinstance(value, torch.Tensor) else value.clone()
+            for name, value in model.items()
+        }
+        return {"model": kept, "optimizer": optimizer}
+
+    def small(self) -> dict[str, Any]:
+        """The rest, the same on every rank."""
+        return {"state": self.own, "others": [one.state_dict() for one in self.others]}
+
+    def shapes(self) -> dict[str, list[int]]:
+        assert self.model is not None
+        return {name.removeprefix("module."): list(one.shape) for name, one in self.model.named_parameters()}
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer] if self.optimizer is not None else []
+
+    def load(self, found: Found, saver: Saver) -> None:
+        assert self.model is not None
+        state = self.tensors()
+        saver.load(found, state)
+        set_state_dict(
+            self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        small = read_part(found.path / "common.pt")
+        self.own.clear()
+        self.own.update(small["state"])
+        for one, known in zip(self.others, small["others"], strict=True):
+            one.load_state_dict(known)
+
+    def check_same(self, found: Found, say: Callable[[str], None]) -> None:
+        """Whether the checkpoint is of this model, before anything of it is read.
+
+        Raises:
+            TrainError: it is not; it says what differs.
+        """
+        then, now = found.meta["shapes"], self.shapes()
+        if then != now:
+            names = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+            shown = [f"{name}: {then.get(name, 'absent')} then, {now.get(name, 'absent')} now" for name in names[:4]]
+            more = "; …" if len(names) > 4 else ""
+            raise TrainError(
+                f"the model is not the one that {found.path} was made with ({'; '.join(shown)}{more})",
+                hint="use another `checkpoints` folder for the new model, or resume=False to begin anew",
+            )
+        if len(self.others) != len(read_part(found.path / "common.pt")["others"]):
+            raise TrainError(
+                f"prepare() is given other objects than when {found.path} was written",
+                hint="give it the same ones, in the same order, or use another `checkpoints` folder",
+            )
+        if found.meta["code"] != surroundings.code_hash():
+            say(f"the script has changed since {found.path} was written")

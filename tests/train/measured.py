@@ -1,0 +1,105 @@
+"""Trains a model whose gradient's noise is known, on one or several ranks, and prints what the run measured. A program
+of its own, as ranks are forked.
+
+    python measured.py FOLDER WORLD UNTIL '{"batch_size": 8, "run": {…}}'
+
+The loss of a sample x is w·x, so its gradient is x itself, whatever w is: drawn with mean `MEAN` and variance 1 in each
+of `WIDTH` coordinates. So |G|² and tr(S) are what `expected` says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import diamond.train as dt
+
+WIDTH, SAMPLES, MEAN = 256, 40_000, 0.125
+
+
+def samples() -> torch.Tensor:
+    return torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(7)) + MEAN
+
+
+def expected() -> tuple[float, float]:
+    return WIDTH * MEAN**2, float(WIDTH)
+
+
+class Dot(nn.Module):
+    """In two parameters of unequal size, which may be two groups of the optimizer. The first half has all the noise
+    that its share of coordinates brings; `flat` has a gradient that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noisy = nn.Parameter(torch.zeros(WIDTH))
+        self.flat = nn.Parameter(torch.zeros(4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        shown: torch.Tensor = values @ self.noisy
+        return shown + 0.0 * self.flat.sum()
+
+
+def train(folder: Path, until: int, given: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    model: Any = Dot()
+    groups = [{"params": [model.noisy]}, {"params": [model.flat]}]
+    optimizer: Any = torch.optim.SGD(groups, lr=given.get("lr", 0.0))
+    loader: Any = DataLoader(TensorDataset(samples()), batch_size=given.get("batch_size", 16), shuffle=True)
+    with dt.run(checkpoints=folder / "checkpoints", **given.get("run", {})) as run:
+        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        weights = []
+        for (values,) in run.steps(loader, until=until):
+            if run.rank == given.get("slow_rank"):
+                time.sleep(given["slow_s"])
+            loss = model(values).mean()
+            run.backward(loss)
+            weights.append(model.module.noisy.grad.clone() if run.world > 1 and given.get("grads") else None)
+            run.step()
+    if given.get("grads"):
+        torch.save(weights, folder / f"grads-{run.rank}.pt")
+    if run.is_main:
+        (folder / "measures.json").write_text(json.dumps(run.measures))
+        (folder / "noise").write_text(repr(run._noise_scale()))
+    else:
+        (folder / f"noise-{run.rank}").write_text(repr(run._noise_scale()))
+
+
+def main() -> None:
+    folder, world, until, given = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
+            )  # fmt: skip
+            code = 1
+            try:
+                train(folder, until, given)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        ranks.append(pid)
+    codes = [os.waitpid(pid, 0)[1] for pid in ranks]
+    raise SystemExit(0 if not any(codes) else 1)
+
+
+if __name__ == "__main__":
+    main()

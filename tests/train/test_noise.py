@@ -1,0 +1,100 @@
+"""The gradient's noise scale: the arithmetic, and what real runs measure where it is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from diamond.train.loop.noise import Noise, split
+from tests.train.measured import expected
+from tests.train.test_measuring import measured
+
+UNTIL = 16 * 128
+
+
+def test_two_batch_sizes_give_both() -> None:
+    sqr, var = split(3.0 + 80.0 / 8, 8, 3.0 + 80.0 / 32, 32)
+    assert (sqr, var) == (pytest.approx(3.0), pytest.approx(80.0))
+    with pytest.raises(ValueError, match="tell nothing"):
+        split(1.0, 8, 1.0, 8)
+
+
+def test_chance_averages_out() -> None:
+    dice = random.Random(1)
+    noise = Noise()
+    assert noise.scale is None and noise.grad_sqr is None
+    for _ in range(100):
+        # What g1·g1, g2·g2 of single gradients vary by is far more than what their means differ by.
+        small, big = 5.0 + 40.0 / 4 * dice.gauss(1, 0.3), 5.0 + 40.0 / 8 * dice.gauss(1, 0.3)
+        noise.look([small], 4, [big], 8)
+    assert noise.scale == pytest.approx(8.0, rel=0.5)
+    assert noise.grad_sqr == pytest.approx(5.0, rel=0.4) and noise.grad_var == pytest.approx(40.0, rel=0.4)
+
+
+def test_what_it_does_not_know() -> None:
+    noise = Noise()
+    for _ in range(2):
+        noise.look([1.5], 4, [1.25], 8)
+    assert noise.scale is None, "two looks are chance"
+    noise.look([float("nan")], 4, [1.0], 8)
+    assert noise.count == 2
+    noise.look([1.5], 4, [1.25], 8)
+    assert noise.scale == pytest.approx(2.0)
+    noise.look([1.5, 2.0], 4, [1.25, 2.0], 8)
+    assert noise.count == 1, "other groups begin anew"
+    hidden = Noise()
+    for _ in range(5):
+        hidden.look([4.0], 4, [1.0], 8)
+    assert hidden.scale is None and hidden.grad_sqr is not None and hidden.grad_sqr < 0
+
+
+def test_it_is_kept_exactly() -> None:
+    one, two = Noise(), Noise()
+    for at in range(7):
+        one.look([1.1 + at / 7], 4, [1.0], 8)
+    two.load(one.state())
+    for noise in (one, two):
+        noise.look([1.3], 4, [1.1], 8)
+    assert one.scale == two.scale and one.state() == two.state()
+
+
+@pytest.mark.parametrize(
+    ("world", "given"),
+    [
+        (1, {"batch_size": 32}),  # this step against the next
+        (1, {"batch_size": 16, "run": {"accumulate": 4}}),  # the first piece against all
+        (2, {"batch_size": 32}),  # ranks against their mean
+        (2, {"batch_size": 32, "run": {"parallel": "fsdp"}}),  # shards of this step against those of the next
+    ],
+    ids=["steps", "pieces", "ranks", "shards"],
+)
+def test_it_is_what_it_is_known_to_be(world: int, given: dict[str, Any], tmp_path: Path) -> None:
+    told = measured(tmp_path, world, UNTIL, given)
+    sqr, var = expected()
+    assert told["noise_looks"] == pytest.approx(20, abs=1)
+    assert told["grad_var"] == pytest.approx(var, rel=0.1)
+    assert told["grad_sqr"] == pytest.approx(sqr, rel=0.2)
+    assert told["noise_scale"] == pytest.approx(var / sqr, rel=0.2)
+    assert "noise_by_group" not in told
+    for rank in range(1, world):
+        assert (tmp_path / f"noise-{rank}").read_text() == (tmp_path / "noise").read_text(), "the same on every rank"
+
+
+def test_groups_are_told_apart(tmp_path: Path) -> None:
+    told = measured(tmp_path, 2, 10 * 128, {"batch_size": 16, "run": {"noise_by_group": True}})
+    noisy, flat = told["noise_by_group"]
+    assert noisy == pytest.approx(told["noise_scale"]) and flat is None, "the second has no gradient at all"
+
+
+def test_it_goes_on_with_the_run(tmp_path: Path) -> None:
+    """What depends on it (the learning rate of a batch that grew) is the same to the last bit after a restart."""
+    measured(tmp_path / "whole", 2, 200, {"batch_size": 4})
+    for until in (128, 200):  # the last probe is taken up a step later, in the second job
+        measured(tmp_path / "parts", 2, until, {"batch_size": 4})
+    whole, parts = ((tmp_path / name / "noise").read_text() for name in ("whole", "parts"))
+    assert whole == parts != "None"
