@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import diamond
+from diamond.agent.asked import forget_owner
 from diamond.agent.config import AgentConfig, instance_of, own_file, token_file
 from diamond.agent.credentials import pending_token
 from diamond.agent.link import CONNECT_TIMEOUT_S, Link
@@ -114,6 +115,7 @@ def enrol(
     if authority is not None:
         write_atomic(folder / "ca.pem", authority.encode())
     config.save(folder)
+    forget_owner(folder)
     _keep_own_file(folder)
     os.replace(waiting, token_file(folder))
     return Enrolment(home=folder, config=config, is_changed=is_changed)

@@ -85,7 +85,12 @@ def why_missing(use: ImageUse) -> str:
 
 
 def entrance(
-    use: ImageUse, run_dir: RunDir, envs: Mapping[str, str], around: Surroundings, library: str
+    use: ImageUse,
+    run_dir: RunDir,
+    envs: Mapping[str, str],
+    around: Surroundings,
+    library: str,
+    secrets: bool = False,
 ) -> dict[Path, bytes]:
     """The files by which programs get into the image. Those in `shield` are programs.
 
@@ -96,7 +101,7 @@ def entrance(
     binds = tuple(dict.fromkeys([*around.binds, *([library] if library else [])]))
     files = {
         run_dir.inside: inside_script(use, run_dir=path, binds=binds, modules=around.modules),
-        run_dir.enter: enter_script(use, run_dir=path, library=library),
+        run_dir.enter: enter_script(use, run_dir=path, library=library, secrets=secrets),
         run_dir.env_script: env_script(envs),
     }
     if use.kind == "apptainer":

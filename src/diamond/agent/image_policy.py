@@ -69,6 +69,7 @@ def _own_words(order: JobOrder) -> str:
         ("workdir", spec.workdir),
         ("setup", spec.setup),
         ("envs", spec.envs),
+        ("secrets", spec.secrets),
         ("slurm.modules", spec.slurm.modules),
         ("slurm.extra", spec.slurm.extra),
     ):

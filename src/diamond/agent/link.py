@@ -133,7 +133,7 @@ class Link:
         """The bytes of a small answer. Raises as `call` does."""
         with self._exchange("GET", path, None, {}, query, timeout_s) as answer:
             try:
-                return answer.read()  # without a number it notices an answer that broke off
+                return _whole(answer)
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
 
@@ -141,7 +141,7 @@ class Link:
         """A small file beside the API, such as the one-file agent. Raises as `call` does."""
         with self._exchange("GET", path, None, {}, None, ANSWER_TIMEOUT_S, base=self._root) as answer:
             try:
-                return answer.read()
+                return _whole(answer)
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
 
@@ -273,7 +273,7 @@ class Link:
             return ServerUnreachable(f"{self.where} answered {answer.status} {answer.reason}", hint=hint)
         try:
             body = json.loads(answer.read(_MAX_JSON_BYTES))
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError, RecursionError, http.client.HTTPException):
             body = None
         if not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
             # Not Diamond's own words: a proxy, or a server that is just starting.
@@ -295,16 +295,24 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
+def _whole(answer: http.client.HTTPResponse) -> bytes:
+    """All of an answer, as long as it has an end: a server without measure must not fill this machine's memory."""
+    if answer.length is not None and answer.length <= _MAX_JSON_BYTES:
+        return answer.read()  # without a number it notices an answer that broke off
+    data = answer.read(_MAX_JSON_BYTES + 1) if answer.length is None else b""
+    if answer.length is not None or len(data) > _MAX_JSON_BYTES:
+        raise ProtocolError(f"the server's answer is longer than {_MAX_JSON_BYTES} bytes")
+    return data
+
+
 def _json_of(answer: http.client.HTTPResponse) -> Any:
-    if (answer.length or 0) > _MAX_JSON_BYTES:
-        raise ProtocolError(f"the server's answer is {answer.length} bytes long")
     try:
-        data = answer.read()  # without a number it notices an answer that broke off
+        data = _whole(answer)
     except (OSError, http.client.HTTPException) as error:
         raise ServerUnreachable(f"the server's answer broke off: {error}") from error
     try:
         return json.loads(data) if data else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(
             "the server's answer is not JSON", hint="is this the address of a Diamond server?"
         ) from error

@@ -31,14 +31,14 @@ from diamond.agent.run_dirs import remove_old
 from diamond.agent.schedulers.base import Observed, Scheduler
 from diamond.agent.session import Session
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped
-from diamond.agent.table import MAX_DETAIL, JobTable, Phase, Tracked, finishing, report_of, submission_of, verdict
+from diamond.agent.table import MAX_DETAIL, JobTable, Phase, Tracked, finishing, report_of, verdict
 from diamond.core.errors import Unavailable
 from diamond.core.faults import fault_point
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir, may_have_started
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import Output, TaskSpec
-from diamond.core.wire import STREAMS, JobOrder, JobReport
+from diamond.core.wire import JobOrder, JobReport
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ class Loop:
             self._delivered |= {job.job_id: job.result for job in jobs if job.result is not None}
             for job in jobs:
                 self._seen.pop(job.job_id, None)
+                self._stager.vault.forget(job.order, job.run_dir, job.acked)
             self._scheduler.forget(job.job_id for job in jobs)
             forget_payloads(job.run_dir for job in jobs if job.order.work is not None)
 
@@ -129,7 +130,7 @@ class Loop:
     def warnings(self) -> tuple[str, ...]:
         """What the owner of the endpoint should know. Thread-safe."""
         orphans = sum(job.is_orphan for job in self._table.all())
-        found = [self._policy.warning, self._storage_problem]
+        found = [self._policy.warning, self._policy.asked.warning, self._storage_problem]
         if orphans:
             found.append(f"{orphans} jobs run here that the server does not know")
         return tuple(text for text in found if text)
@@ -191,7 +192,7 @@ class Loop:
         job = self._table.get(order.job_id)
         if job is not None:
             if full:
-                self._table.resync(job, _with_all_offsets(order))
+                self._table.resync(job, order.with_all_offsets())
             if order.desired == Desired.CANCEL and not job.is_cancelled:
                 job.is_cancelled = True
                 self._cancel(job)
@@ -202,7 +203,7 @@ class Loop:
 
     def _answer_again(self, order: JobOrder) -> None:
         """The server forgot that it has this job's result (a restored backup): it must not run a second time."""
-        job = Tracked(_with_all_offsets(order), self._dir(order.job_id), Phase.OVER)
+        job = Tracked(order.with_all_offsets(), self._dir(order.job_id), Phase.OVER)
         job.result = self._delivered[order.job_id]
         self._table.add([job])
 
@@ -217,7 +218,7 @@ class Loop:
             if order.job_id in self._delivered:  # since the order was read
                 self._answer_again(order)
                 continue
-            job = Tracked(_with_all_offsets(order), self._dir(order.job_id))
+            job = Tracked(order.with_all_offsets(), self._dir(order.job_id))
             if order.job_id in known:  # the journal was lost, the job was not
                 job.phase = Phase.SUBMITTED
             elif os.path.lexists(RunDir(job.run_dir).started):
@@ -282,7 +283,7 @@ class Loop:
             job = self._to_stage.popleft()
             if job.phase != Phase.ACCEPTED:
                 continue
-            if job.order.spec.bundle_refs or job.order.image is not None:
+            if job.stages_slowly:
                 self._staging.submit(self._stage_slowly, job)
             else:
                 self._staged(job, self._try_stage(job))
@@ -332,7 +333,7 @@ class Loop:
         for job in jobs:
             fault_point("agent.submitting")
             try:
-                self._scheduler.submit(submission_of(job, self._policy.policy.time_limit_s(job.order)))
+                self._scheduler.submit(self._policy.submission(job))
             except Unavailable as error:
                 self._hold(error.message)
                 break
@@ -358,6 +359,7 @@ class Loop:
             if job is None or job.phase != Phase.SUBMITTED:
                 continue
             self._seen[name] = seen
+            self._policy.asked.seen(job, seen)
             report = report_of(job, seen)
             if not seen.state.is_final:
                 self._table.set_report(job, report)
@@ -385,6 +387,7 @@ class Loop:
         self._do(lambda: self._finish([(job, replace(report, outputs=outputs, detail=detail))]))
 
     def _finish(self, results: list[tuple[Tracked, JobReport]]) -> None:
+        results = [(job, self._stager.vault.end(job.order, job.run_dir, result)) for job, result in results]
         self._write([Record(job_id=job.job_id, phase="finished", result=result) for job, result in results])
         for job, result in results:
             self._table.set_result(job, result)
@@ -444,7 +447,4 @@ class Loop:
         self._to_stage.extend(job for job in found.jobs if job.phase == Phase.ACCEPTED)
         self._ready = {job.job_id: job for job in found.jobs if job.phase == Phase.READY}
         self._write([Record(job_id=job.job_id, phase="finished", result=job.result) for job in found.lost])
-
-
-def _with_all_offsets(order: JobOrder) -> JobOrder:
-    return replace(order, received={stream: order.received.get(stream, 0) for stream in STREAMS})
+        self._stager.vault.sweep(self._jobs_dir, [(job.order, job.phase == Phase.OVER) for job in found.jobs])

@@ -40,6 +40,7 @@ from diamond.agent.reporter import Reporter
 from diamond.agent.sampler import Sampler
 from diamond.agent.schedulers.base import HasProcesses, HasShells, LearnsFacts, Scheduler
 from diamond.agent.schedulers.choice import choose
+from diamond.agent.secrets import Vault
 from diamond.agent.session import Session
 from diamond.agent.shells import Shells
 from diamond.agent.site_facts import SiteWatch
@@ -107,13 +108,14 @@ class Agent:
         self._stop = threading.Event()
         self._policy = PolicyFile(home / "policy.toml")
         self._link = link
-        self._session = Session(link, self._facts, take_over=take_over)
+        self._session = Session(link, self._facts, take_over=take_over, on_owner=self._policy.asked.told)
         self._table = JobTable()
         self._journal = Journal(home / "journal.jsonl")
         self._scheduler = (scheduler or choose(None, home))(jobs_dir)
         cache = Cache(home / "cache", self._link)
         kind = self._scheduler.capacity().scheduler
-        self._stager = Stager(cache=cache, stop=self._stop, scheduler=kind, around=self._around)
+        vault = Vault(self._link)
+        self._stager = Stager(cache=cache, stop=self._stop, scheduler=kind, around=self._around, vault=vault)
         self._loop = Loop(
             jobs_dir=jobs_dir,
             scheduler=self._scheduler,
@@ -148,6 +150,7 @@ class Agent:
             table=self._table,
             usage=self._usage,
             on_delivered=self._delivered,
+            vault=vault,
         )
         self._table.on_news = self._reporter.wake
         source = self._scheduler
@@ -225,6 +228,7 @@ class Agent:
             site=site.site,
             site_name=site.site_name,
             allows_shells=isinstance(self._scheduler, HasShells),
+            takes_secrets=True,
             architecture=platform.machine(),
             builders=site.builders,
             builder_problems=site.builder_problems,

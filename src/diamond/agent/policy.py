@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from diamond.agent import image_policy
+from diamond.agent.asked import Asked, plain_name
 from diamond.agent.patterns import is_under, listed, matches
+from diamond.agent.schedulers.base import Submission
+from diamond.agent.table import Tracked
 from diamond.core.codec import decode
 from diamond.core.compat import tomllib
 from diamond.core.durations import format_duration, parse_duration
@@ -137,6 +140,7 @@ class Policy:
     max_memory: int | None = _rule(_bytes, show=show_bytes)  # bytes per node
     max_gpu_hours: float | None = _rule(_hours, show=_hours_text)  # per job
     max_concurrent_jobs: int | None = _rule(_number)
+    allow_others: bool = _rule(_flag, False, _flag_text)  # whether others than the endpoint's owner run tasks here
     allowed_users: tuple[str, ...] | None = _rule(_names, show=listed)
     allowed_accounts: tuple[str, ...] | None = _rule(_names, show=listed)
     denied_accounts: tuple[str, ...] = _rule(_names, (), listed)
@@ -150,6 +154,7 @@ class Policy:
     path_roots: tuple[str, ...] | None = _rule(_folders, show=listed)
     queue_ahead: bool = _rule(_flag, True, _flag_text)
     allow_shells: bool = _rule(_flag, True, _flag_text)
+    allow_secrets: bool = _rule(_flag, True, _flag_text)  # whether tasks may bring any here
     builds: str = _rule(_place_of_builds, "any")  # where images are built
     allowed_builders: tuple[str, ...] | None = _rule(_builders, show=listed)
     allowed_bases: tuple[str, ...] | None = _rule(_names, show=listed)
@@ -161,19 +166,23 @@ class Policy:
     max_output_bytes: int = _rule(_bytes, _GIB, show_bytes)  # per task
     cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes)
 
-    def refusal(self, order: JobOrder, image_root: str = "") -> str:
+    def refusal(self, order: JobOrder, image_root: str = "", owner: str = "") -> str:
         """The rule an order breaks, its value and what was asked; empty when it is allowed.
 
         Args:
             image_root: where images lie.
+            owner: whose endpoint this is; empty: nobody has said.
         """
         if wrong := image_policy.malformed(order):
             return wrong
-        for broken in self._broken(order, image_root):
+        for broken in self._broken(order, image_root, owner):
             return f"policy.toml: {broken}"
         return ""
 
-    def _broken(self, order: JobOrder, image_root: str) -> Iterator[str]:
+    def _broken(self, order: JobOrder, image_root: str, owner: str) -> Iterator[str]:
+        if owner and order.user != owner and not self.allow_others and self.allowed_users is None:
+            user = plain_name(order.user or UNKNOWN_USER)
+            yield f"allow_others = false, the task is of user {user} and this endpoint is {plain_name(owner)}'s"
         yield from self._named("allowed_users", (order.user or UNKNOWN_USER,), "the task is of user {}")
         yield from image_policy.broken(self, order, image_root)
         if image_policy.runs_beside(order):
@@ -192,6 +201,8 @@ class Policy:
         if slurm.account and matches(slurm.account.lower(), [name.lower() for name in self.denied_accounts]):
             # In capitals it is the same account to Slurm.
             yield f"denied_accounts = {listed(self.denied_accounts)}, the task asks for {slurm.account}"
+        if order.after and not self.queue_ahead:
+            yield "queue_ahead = false, the job is to wait in the queue behind another of its task"
         for name in partitions:
             if matches(name, self.denied_partitions):
                 yield f"denied_partitions = {listed(self.denied_partitions)}, the task asks for {name}"
@@ -259,7 +270,9 @@ class Policy:
                 for path in _PATH.findall(_ADDRESS.sub("", text)):
                     if not is_under(path, self.path_roots):
                         yield f"path_roots = {listed(self.path_roots)}, the task names {path[:200]} in {where}"
-        for name in spec.envs:
+        if spec.secrets and not self.allow_secrets:
+            yield f"allow_secrets = false, the task names {next(iter(spec.secrets))}"
+        for name in (*spec.envs, *spec.secrets):
             if matches(name, self.denied_envs):
                 yield f"denied_envs names {name}, which the task sets"
             if self.allowed_envs is not None and not matches(name, self.allowed_envs):
@@ -307,6 +320,9 @@ class Policy:
             max_walltime_s=self.max_walltime,
             queues_ahead=facts.queues_ahead and self.queue_ahead,
             allows_shells=facts.allows_shells and self.allow_shells,
+            takes_secrets=facts.takes_secrets and self.allow_secrets,
+            allows_others=self.allow_others,
+            allowed_users=self.allowed_users,
             builders=builders,
             builds=(self.builds if builders else "off") if facts.builders else "",
         )
@@ -349,6 +365,7 @@ class PolicyFile:
     def __init__(self, path: Path) -> None:
         """Raises InstallationProblem when the file is there and not right."""
         self._path = path
+        self.asked = Asked(path.parent)
         self._stamp = self._look()
         self.warning = ""
         try:
@@ -365,7 +382,11 @@ class PolicyFile:
 
     def refusal(self, order: JobOrder) -> str:
         """See `Policy.refusal`."""
-        return self.policy.refusal(order, str(self.image_root))
+        return self.policy.refusal(order, str(self.image_root), self.asked.owner)
+
+    def submission(self, job: Tracked) -> Submission:
+        """What the scheduler is handed; see `Asked.submission`."""
+        return self.asked.submission(job, self.policy.time_limit_s(job.order))
 
     def refresh(self) -> bool:
         """Read the file again if it changed; True when other rules are in force now."""

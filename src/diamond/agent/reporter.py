@@ -14,15 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from diamond.agent.link import Link, json_bytes
+from diamond.agent.node_samples import NodeSamples
+from diamond.agent.plain_curves import PlainCurves
+from diamond.agent.secrets import Vault
 from diamond.agent.session import Patience, Session
 from diamond.agent.table import MAX_DETAIL, JobTable, Told, Tracked, reduced
-from diamond.agent.tail import read_from
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointUsage
 from diamond.core.errors import DiamondError, InvalidInput, ProtocolError, TooLarge, Unauthenticated
 from diamond.core.faults import fault_point
-from diamond.core.rundir import RunDir
-from diamond.core.wire import MAX_REPORT_STREAM_BYTES, STREAMS, JobReport, Report, ReportAck, StreamChunk
+from diamond.core.wire import (
+    FIRST_STREAMS,
+    MAX_REPORT_STREAM_BYTES,
+    STREAMS,
+    JobReport,
+    Report,
+    ReportAck,
+    StreamChunk,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +77,12 @@ class Reporter:
         table: JobTable,
         usage: Callable[[], EndpointUsage],
         on_delivered: Callable[[list[Tracked]], None],
+        vault: Vault | None = None,
     ) -> None:
         """`on_delivered` takes jobs whose final state the server has acknowledged (or does not want)."""
+        self._vault = vault or Vault()
+        self._samples = NodeSamples()
+        self._curves = PlainCurves()
         self._link = link
         self._session = session
         self._stop = stop
@@ -109,6 +122,8 @@ class Reporter:
                 again = self.report_once()
             except DiamondError as error:
                 self.patience.failed(error)
+                if self._session.streams != STREAMS:  # what comes back may be a newer server, which takes more
+                    self._session.greet_again()
                 again = True
             except Exception as error:  # the only voice the jobs have must not fall silent
                 log.exception("reporting: unexpected error")
@@ -148,6 +163,8 @@ class Reporter:
         except DiamondError as error:
             if error.transient or isinstance(error, Unauthenticated) or not draft.about:
                 raise
+            if self._takes_less(draft):
+                return True
             if usage is not None:
                 self._last_usage = now  # once more without it, before a job is blamed
             else:
@@ -166,6 +183,19 @@ class Reporter:
         self._behind = draft.behind
         moved = self._take(draft, ack)
         return draft.is_cut and moved
+
+    def _takes_less(self, draft: _Draft) -> bool:
+        """Whether the report was refused for a stream that the server, an older one by now, no longer takes.
+
+        Raises:
+            DiamondError: it could not be asked.
+        """
+        before = self._session.streams
+        if all(chunk.stream in FIRST_STREAMS for chunk in draft.chunks):
+            return False
+        self._session.greet_again()
+        self._session.greet()
+        return self._session.streams != before
 
     # Making a report
 
@@ -196,7 +226,8 @@ class Reporter:
         if job.tell == Told.LEAST:
             has_streams = False
         # Read after the result was there: a file of a job that is over grows no more.
-        chunks, is_whole, problem = self._chunks(draft, job, acked) if has_streams else ([], True, "")
+        is_over = result is not None
+        chunks, is_whole, problem = self._chunks(draft, job, acked, is_over) if has_streams else ([], True, "")
         say = report if report is not told else None
         if result is not None and is_whole:
             say = _last_words(job, result, problem)
@@ -208,20 +239,25 @@ class Reporter:
             draft.over.add(job.job_id)
             draft.is_cut = draft.is_cut or not is_whole
         if say is not None:
-            draft.jobs.append(say)
+            draft.jobs.append(self._vault.hide(job.order, job.run_dir, say))
             draft.listed_bytes += sum(len(output.path) + _LISTED_BYTES for output in say.outputs)
 
-    def _chunks(self, draft: _Draft, job: Tracked, acked: dict[str, int]) -> tuple[list[StreamChunk], bool, str]:
+    def _chunks(
+        self, draft: _Draft, job: Tracked, acked: dict[str, int], is_over: bool
+    ) -> tuple[list[StreamChunk], bool, str]:
         """The next bytes of each stream, whether that is all there is, and what could not be read."""
         chunks = []
         problems: dict[str, list[str]] = {}
         is_whole = True
         alone = self._behind <= {job.job_id}
         most = min(self._max_chunk_bytes, _LONE_CHUNK_BYTES if alone else _MAX_CHUNK_BYTES)
-        for stream in STREAMS:
+        self._samples.gather(job.order, job.run_dir, is_over=is_over)
+        if not self._curves.gather(job.order, job.run_dir, is_over=is_over):
+            is_whole, draft.is_cut = False, True
+        for stream in self._session.streams:
             offset = acked.get(stream, 0)
             room = min(MAX_REPORT_STREAM_BYTES - draft.num_bytes, most if stream in acked else min(most, _PROBE_BYTES))
-            piece = read_from(RunDir(job.run_dir).stream(stream), offset, room)
+            piece = self._vault.read(job.order, job.run_dir, stream, offset, room, is_over=is_over)
             if not piece.is_end:
                 draft.is_cut = True
                 draft.behind.add(job.job_id)
@@ -257,6 +293,8 @@ class Reporter:
             elif said is not None and state is None:
                 job.quiet_until = time.monotonic() + _STUCK_S
         if delivered:
+            self._samples.forget(job.job_id for job in delivered)
+            self._curves.forget(job.job_id for job in delivered)
             self._on_delivered(delivered)
             moved = True
         return moved

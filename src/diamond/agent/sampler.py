@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from diamond.agent.gpus import GpuMonitor
@@ -60,7 +61,7 @@ class Sampler:
         table = scan()
         for job in jobs:
             record = self._measure(job, members(job.pid, table), now)
-            _append(RunDir(job.run_dir).stream("util"), record)
+            append(RunDir(job.run_dir).stream("util"), record)
 
     def _measure(self, job: JobProcesses, processes: list[Process], now: float) -> dict[str, float]:
         ticks = {(process.pid, process.start_ticks): process.cpu_ticks for process in processes}
@@ -78,10 +79,12 @@ class Sampler:
         return record
 
 
-def _append(path: Path, record: dict[str, float]) -> None:
+def append(path: Path, *records: Mapping[str, float]) -> None:
+    """Add lines to a job's samples; a link or pipe in their place is left alone."""
+    data = b"".join(json.dumps(record, separators=(",", ":")).encode() + b"\n" for record in records)
     with contextlib.suppress(OSError):  # a full disk stops samples, not jobs
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
-            os.write(fd, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            os.write(fd, data)
         finally:
             os.close(fd)

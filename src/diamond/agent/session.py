@@ -12,7 +12,7 @@ from diamond.agent.link import Backoff, Link
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import Conflict, DiamondError, Unauthenticated
-from diamond.core.wire import Hello, Welcome
+from diamond.core.wire import FIRST_STREAMS, STREAMS, Hello, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +23,17 @@ _REFUSED_S = 30.0
 class Session:
     """Thread-safe."""
 
-    def __init__(self, link: Link, facts: Callable[[], EndpointFacts], *, take_over: bool = False) -> None:
-        """`take_over`: replace the agent home that spoke for this endpoint, giving up what it had."""
+    def __init__(
+        self,
+        link: Link,
+        facts: Callable[[], EndpointFacts],
+        *,
+        take_over: bool = False,
+        on_owner: Callable[[str], None] = lambda _owner: None,
+    ) -> None:
+        """`take_over`: replace the agent home that spoke for this endpoint, giving up what it had. `on_owner` is told
+        whose endpoint it is, before any order comes."""
+        self._on_owner = on_owner
         self._link = link
         self._take_over = take_over
         self._facts = facts
@@ -32,6 +41,7 @@ class Session:
         self._asked = 1
         self._done = 0
         self.epoch = ""  # of the last welcome
+        self.streams: tuple[str, ...] = FIRST_STREAMS  # what the server takes of what we have
         self.synced = threading.Event()  # a full answer of this epoch was taken in: offsets and orders are known
 
     def greet(self) -> None:
@@ -48,6 +58,8 @@ class Session:
             welcome = decode(Welcome, self._link.call("POST", "/agent/hello", encode(hello)))
             self._done = asked
             self._take_over = False
+            self.streams = tuple(stream for stream in STREAMS if stream in welcome.streams)
+            self._on_owner(welcome.owner)
             if welcome.epoch != self.epoch:
                 self.synced.clear()
                 self.epoch = welcome.epoch

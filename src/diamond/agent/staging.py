@@ -26,12 +26,14 @@ from diamond.agent.image_policy import runs_beside
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
 from diamond.agent.run_dirs import remove
+from diamond.agent.secrets import Vault
 from diamond.core.bundles import BundleFile, Manifest, check_relative_path, digest_of_ref, is_bundle_ref
 from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, DigestMismatch, InvalidInput, Unauthenticated
 from diamond.core.ids import is_id
+from diamond.core.measuring import MEASURE
 from diamond.core.reasons import Reason
-from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir
+from diamond.core.rundir import EXIT_ROOM_BYTES, LAUNCHER_FILES, RunDir
 from diamond.core.scripts import ScriptPlan, env_file, job_envs, job_script
 from diamond.core.wire import JobOrder
 
@@ -101,15 +103,19 @@ class Stager:
         stop: threading.Event,
         scheduler: str = "local",
         around: Callable[[], Surroundings] = Surroundings,
+        vault: Vault | None = None,
     ) -> None:
         """`scheduler` is the name of the one that will run the scripts; `around` tells how things are now."""
+        self.vault = vault or Vault()
         self._cache = cache
         self._around = around
         self._scheduler = scheduler
         self._stop = stop
         self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="download")
-        launcher = importlib.resources.files("diamond").joinpath("train/launch.py")
-        self._launcher = launcher.read_bytes() if launcher.is_file() else b""
+        train = importlib.resources.files("diamond").joinpath("train")
+        self._launcher = {
+            name: file.read_bytes() for name in LAUNCHER_FILES if (file := train.joinpath(name)).is_file()
+        }
 
     def close(self) -> None:
         self._downloads.shutdown(wait=False, cancel_futures=True)
@@ -136,6 +142,8 @@ class Stager:
                 if order.spec.bundle_refs:
                     self._bring_files(order, run_dir, is_cancelled)
             self._write_scripts(order, run_dir, previous)
+            if order.spec.secrets and order.work is None:
+                self._bring_secrets(order, run_dir, is_cancelled)  # last: what fails leaves none behind
         except OSError as error:
             where = error.filename or path
             if error.errno in FULL_ERRORS:
@@ -145,6 +153,18 @@ class Stager:
             raise StagingFailed(Reason.STAGING_FAILED, f"{where}: {error.strerror}") from error
         except DiamondError as error:
             raise StagingFailed(Reason.STAGING_FAILED, str(error)) from error
+
+    def _bring_secrets(self, order: JobOrder, run_dir: RunDir, is_cancelled: Callable[[], bool]) -> None:
+        def should_stop() -> bool:
+            return self._stop.is_set() or is_cancelled()
+
+        try:
+            secrets = self._patiently(partial(self.vault.fetch, order.job_id), should_stop)
+        except DiamondError as error:
+            raise StagingFailed(Reason.SECRET_MISSING, str(error)) from error
+        if missing := set(order.spec.secrets) - {secret.variable for secret in secrets}:
+            raise StagingFailed(Reason.SECRET_MISSING, f"the server did not give {', '.join(sorted(missing))}")
+        self.vault.put(order, run_dir, secrets)
 
     # The user's files
 
@@ -247,6 +267,9 @@ class Stager:
             modules=spec.slurm.modules if scheduler == "slurm" else (),
             library="" if is_work else _library(),
             image=order.image is not None and not is_work,
+            secrets=bool(spec.secrets) and not is_work,
+            measure=scheduler == "slurm" and not is_work,
+            time_limit_s=order.time_limit_s,
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
         if plan.has_setup and spec.setup:
@@ -255,15 +278,19 @@ class Stager:
             _write(run_dir.image_work, work_file(order, run_dir, around))
         elif order.image is not None:
             run_dir.shield.mkdir(mode=0o700)
-            for path, data in entrance(order.image, run_dir, envs, around, plan.library).items():
+            way_in = entrance(order.image, run_dir, envs, around, plan.library, plan.secrets)
+            for path, data in way_in.items():
                 _write(path, data, 0o700 if path.parent == run_dir.shield else 0o600)
         _write(run_dir.run, (RUN if is_work else spec.run).encode())
         _write(run_dir.env, env_file(envs))
         _write(run_dir.script, job_script(plan).encode())
+        if plan.measure:
+            _write(run_dir.measure, MEASURE.encode())
         if plan.ranks_per_node > 1 or (plan.ranks_per_node == 1 and spec.num_nodes > 1):
-            if not self._launcher:
+            if len(self._launcher) < len(LAUNCHER_FILES):
                 raise StagingFailed(Reason.LAUNCH_FAILED, "diamond/train/launch.py is missing from this installation")
-            _write(run_dir.launcher, self._launcher)
+            for name, data in self._launcher.items():
+                _write(run_dir.path / name, data)
         _write(run_dir.exit_room, b" " * EXIT_ROOM_BYTES)
         _write(run_dir.stream("log"), b"")
 

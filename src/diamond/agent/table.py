@@ -69,6 +69,11 @@ class Tracked:
         return self.order.job_id
 
     @property
+    def stages_slowly(self) -> bool:
+        """Whether its directory needs more than a few small files: something fetched, or an image looked at."""
+        return bool(self.order.spec.bundle_refs or self.order.spec.secrets or self.order.image is not None)
+
+    @property
     def has_streams(self) -> bool:
         """Whether its stream files may grow, or hold bytes the server has not."""
         state = self.report.state if self.report is not None else JobState.PLANNED
@@ -280,4 +285,5 @@ def submission_of(job: Tracked, time_limit_s: int | None) -> Submission:
         after=job.order.after,
         slurm=spec.slurm,
         on_login=runs_beside(job.order),
+        user=job.order.user,
     )

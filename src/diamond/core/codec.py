@@ -26,8 +26,13 @@ T = TypeVar("T")
 _LARGEST = 1e300
 
 
+_PLAIN = (str, int, float, bool, type(None))
+
+
 def encode(value: Any) -> Any:
     """A dataclass (or container of them) as JSON values; enums by value."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: encode(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, enum.Enum):
@@ -37,6 +42,17 @@ def encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     return value
+
+
+def shallow(value: Any) -> Any:
+    """What `json.dumps` cannot write itself, one level deep: for its `default`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name) for name in _field_names(type(value))}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def decode(cls: type[T], raw: Any, *, strict: bool = False, path: str = "") -> T:

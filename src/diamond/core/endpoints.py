@@ -90,6 +90,9 @@ class EndpointFacts:
     site_name: str = ""
     queues_ahead: bool = False  # whether the next job of a chain may wait in the queue behind the running one
     allows_shells: bool = True
+    takes_secrets: bool = False  # whether its agent can (older ones cannot), and its policy file lets it
+    allows_others: bool = False  # whether the policy file lets others than its owner run tasks here
+    allowed_users: tuple[str, ...] | None = None  # whom alone it names, as patterns; None: it names nobody
     architecture: str = ""  # as uname -m says
     builders: tuple[str, ...] = ()  # ways to make images that work here and that the policy file allows, best first
     builder_problems: dict[str, str] = field(default_factory=dict)  # why each of the other ways does not work here
@@ -97,6 +100,19 @@ class EndpointFacts:
     image_root: str = ""  # where images lie
     image_bytes: int = 0
     layer_bytes: int = 0  # kept steps of builds, which can be pruned
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUse:
+    """How nodes of one kind, in the same partitions, stand now. What is neither free nor down is busy, or kept."""
+
+    gpus: tuple[str, ...] = ()  # models; empty: nodes without GPUs
+    partitions: tuple[str, ...] = ()
+    nodes: int = 0
+    free: int = 0  # nothing of them is handed out
+    down: int = 0
+    gpus_total: int = 0
+    gpus_free: int = 0  # also those of nodes of which another part is in use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +130,8 @@ class EndpointUsage:
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
     warnings: tuple[str, ...] = ()  # e.g. "run directory: disk full"
+    nodes: tuple[NodeUse, ...] = ()  # of a cluster
+    nodes_at: float = 0.0  # when its scheduler was asked for them, which is not for every heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +152,7 @@ class QueueEntry:
     scheduler_id: str | None = None
     partition: str = ""
     expected_start_at: float | None = None  # as the scheduler estimates; None when it does not
+    owner: str = ""  # a user's name; empty, as the task's id and name are, for what one may not see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +167,9 @@ class Endpoint:
     facts: EndpointFacts | None = None
     usage: EndpointUsage | None = None
     access: str = ""  # "enrolled"; "code": a code waits to be used; "revoked"; "none": neither token nor code
+    owner: str = ""  # a user's name
+    is_mine: bool = True
+    shared_with: tuple[str, ...] = ()  # projects whose members may run tasks here; only those the user is in
 
 
 ONLINE_WITHIN_S = 60.0

@@ -23,16 +23,16 @@ _CODE_CHARS = 12
 _MISREAD = str.maketrans("OIL", "011")
 
 
-def new_code() -> str:
-    """``XXXX-XXXX-XXXX``: 60 bits of chance, short enough to be read aloud."""
-    text = "".join(secrets.choice(_LETTERS) for _ in range(_CODE_CHARS))
-    return "-".join(text[start : start + 4] for start in range(0, _CODE_CHARS, 4))
+def new_code(num_chars: int = _CODE_CHARS) -> str:
+    """``XXXX-XXXX-XXXX``: five bits of chance a letter, short enough to be read aloud."""
+    text = "".join(secrets.choice(_LETTERS) for _ in range(num_chars))
+    return "-".join(text[start : start + 4] for start in range(0, num_chars, 4))
 
 
-def plain_code(text: str) -> str:
+def plain_code(text: str, num_chars: int = _CODE_CHARS) -> str:
     """A code as it is compared, however it was typed. Empty when it cannot be one."""
     plain = re.sub(r"[\s-]+", "", text[:100]).upper().translate(_MISREAD)
-    return plain if len(plain) == _CODE_CHARS and all(char in _LETTERS for char in plain) else ""
+    return plain if len(plain) == num_chars and all(char in _LETTERS for char in plain) else ""
 
 
 def new_token() -> str:

@@ -3,6 +3,7 @@
     DiamondError
     ├── InvalidInput            what the user wrote cannot be accepted; names the field
     │   ├── TooLarge
+    │   ├── QuotaExceeded       more than an administrator lets this user or project have
     │   └── DigestMismatch      uploaded bytes are not what their digest says
     ├── NotFound
     ├── Conflict
@@ -12,6 +13,7 @@
     ├── Unavailable             could not be done now; the same call may work later
     │   ├── StorageFull
     │   ├── RateLimited         asked too often; later is soon enough
+    │   ├── TooSlow             a request's body did not arrive in time
     │   └── ServerUnreachable   client side: no answer from the server
     ├── PolicyRefused           the endpoint's own policy file says no
     ├── InstallationProblem     this installation cannot do it until something is mended
@@ -73,6 +75,11 @@ class TooLarge(InvalidInput):
     status = 413
 
 
+class QuotaExceeded(InvalidInput):
+    code = "quota_exceeded"
+    status = 403
+
+
 class DigestMismatch(InvalidInput):
     code = "digest_mismatch"
     status = 422
@@ -116,6 +123,11 @@ class StorageFull(Unavailable):
 class RateLimited(Unavailable):
     code = "rate_limited"
     status = 429
+
+
+class TooSlow(Unavailable):
+    code = "too_slow"
+    status = 408
 
 
 class ServerUnreachable(Unavailable):

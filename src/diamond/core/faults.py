@@ -29,6 +29,7 @@ FAULT_POINTS = (
     "server.receiving",  # log bytes stored, states not yet committed
     "server.committing",  # report rows written, not committed
     "server.received",  # report committed, not answered
+    "server.charging",  # what an ended job used is added up, not committed
 )
 
 # Only an agent on a Slurm cluster passes these.
@@ -48,9 +49,22 @@ ENROLMENT_FAULT_POINTS = (
     "agent.token_taken",  # the agent uses the new token, the old one still works
 )
 
+# On the way of a point of a curve, from a line of a log.
+CURVE_FAULT_POINTS = (
+    "agent.curves_promised",  # curves.json names lines, metrics.jsonl does not have them
+    "agent.curves_told",  # metrics.jsonl has them
+)
+
 # On the way of an image.
 IMAGE_FAULT_POINTS = (
     "server.settling",  # a finished build judged, not committed
+)
+
+# On the way of a notice.
+NOTICE_FAULT_POINTS = (
+    "server.notices_made",  # notices written and the cursor moved, not committed
+    "server.notices_claimed",  # a notice is this process's to send, nothing is sent
+    "server.notice_sent",  # it was sent, nothing says so yet
 )
 
 

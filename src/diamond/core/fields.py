@@ -23,6 +23,8 @@ _RESERVED_ENV = frozenset(
 _SHELL_ENV = frozenset({"UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "POSIXLY_CORRECT"})
 _PATH_ENV = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MANPATH"})
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Takes no room: two names that differ in these alone look the same. They come along with what is pasted.
+_UNSEEN = re.compile("[\u200b-\u200f\u2060\ufeff]")
 
 
 def _text(raw: object) -> str:
@@ -32,7 +34,11 @@ def _text(raw: object) -> str:
 
 
 def parse_name(raw: object) -> str:
-    name = _text(raw).strip()
+    """One line that everybody can read and write again. What cannot be seen is left out, as blanks around it are."""
+    given = _text(raw).strip()
+    name = _UNSEEN.sub("", given).strip()
+    if given and not name:
+        raise ValueError("has nothing in it that can be seen; give it letters or digits")
     if not name:
         raise ValueError("must not be empty; leave the field out to have one made")
     if len(name) > MAX_NAME:

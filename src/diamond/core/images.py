@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from diamond.core.compat import StrEnum
+from diamond.core.projects import Visibility
 from diamond.core.recipes import Recipe
 
 # Files a build leaves in its work directory; the server keeps them as the build task's outputs.
@@ -29,12 +30,6 @@ STAGE_LINE = re.compile(r"^diamond: stage (\d{1,3})/(\d{1,3}) ([a-z]{1,20}): (.{
 STAGE_DONE_LINE = re.compile(
     r"^diamond: stage ([a-z]{1,20}) (done|kept|failed) in (\d{1,9}(?:\.\d{1,6})?) s$", re.MULTILINE | re.ASCII
 )
-
-
-class Visibility(StrEnum):
-    PRIVATE = "private"
-    PROJECT = "project"
-    PUBLIC = "public"
 
 
 class ReplicaState(StrEnum):
@@ -143,6 +138,7 @@ class Image:
     name: str
     owner: str  # a user's name
     visibility: Visibility = Visibility.PRIVATE
+    project: str = ""
     recipe_digest: str = ""
     created_at: float = 0.0
     replicas: tuple[Replica, ...] = ()

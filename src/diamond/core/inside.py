@@ -280,7 +280,7 @@ export PYTHONNOUSERSITE=1
 case ${{LANG:-C}} in C|POSIX) export LANG=C.UTF-8 ;; esac
 if [ -r {image_env} ]; then . {image_env}; fi
 . {env}
-{library}eval "$(printf '%b' "${{DIAMOND_FIXED:-}}")"
+{secrets}{library}eval "$(printf '%b' "${{DIAMOND_FIXED:-}}")"
 unset DIAMOND_GIVEN DIAMOND_FIXED
 # Where the runtime puts the GPU driver's libraries, which a task that sets LD_LIBRARY_PATH needs as well.
 if [ -d /.singularity.d/libs ]; then
@@ -302,6 +302,14 @@ elif [ "$1" = run ]; then
 else
   set -- sh -e {setup}
 fi
+"""
+
+_SECRETS = """\
+if [ ! -r {secrets} ]; then
+  echo "diamond: the secrets of this job are gone; launch its task again" >&2
+  exit {no_run_dir}
+fi
+. {secrets}
 """
 
 _LIBRARY = """\
@@ -345,11 +353,12 @@ exit "$DIAMOND_CODE"
 _LAST = {"apptainer": _ABSORB, "podman": _FORWARD, "docker": _FORWARD}
 
 
-def enter_script(use: ImageUse, *, run_dir: str, library: str = "") -> str:
+def enter_script(use: ImageUse, *, run_dir: str, library: str = "", secrets: bool = False) -> str:
     """The text of enter.sh.
 
     Args:
         library: see `ScriptPlan.library`.
+        secrets: see `ScriptPlan.secrets`.
     """
     files = RunDir(Path(run_dir))
     image_env = f"{use.path}{ENV_IN_IMAGE}" if use.kind == "venv" else ENV_IN_IMAGE
@@ -357,6 +366,9 @@ def enter_script(use: ImageUse, *, run_dir: str, library: str = "") -> str:
         image_env=shlex.quote(image_env),
         env=shlex.quote(str(files.env_script)),
         library=_LIBRARY.format(library=shlex.quote(library)) if library else "",
+        secrets=_SECRETS.format(secrets=shlex.quote(str(files.secrets_script)), no_run_dir=NO_RUN_DIR)
+        if secrets
+        else "",
         mark=MARK,
         name=shlex.quote(use.image_id or use.path),
         work=shlex.quote(str(files.work)),

@@ -16,11 +16,13 @@ class Reason(StrEnum):
     EXIT_NONZERO = "EXIT_NONZERO"
     SETUP_FAILED = "SETUP_FAILED"
     SIGNALLED = "SIGNALLED"
+    HUNG = "HUNG"
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     TIME_LIMIT = "TIME_LIMIT"
     DISK_FULL = "DISK_FULL"
     STAGING_FAILED = "STAGING_FAILED"
     LAUNCH_FAILED = "LAUNCH_FAILED"
+    SECRET_MISSING = "SECRET_MISSING"  # noqa: S105 - a reason
     IMAGE_MISSING = "IMAGE_MISSING"
     IMAGE_FAILED = "IMAGE_FAILED"
     PREEMPTED = "PREEMPTED"
@@ -67,6 +69,13 @@ MEANINGS: dict[Reason, Meaning] = {
         sentence="The program was ended by a signal that Diamond did not send (a crash such as a "
         "segmentation fault, or somebody's kill).",
     ),
+    Reason.HUNG: Meaning(
+        outcome="FAILED",
+        retryable=True,
+        sentence="A process of the training stood still for too long, and the job was ended instead of using up its "
+        "time; the detail names the process and where it stood.",
+        resumes=True,
+    ),
     Reason.OUT_OF_MEMORY: Meaning(
         outcome="FAILED",
         retryable=False,
@@ -92,6 +101,12 @@ MEANINGS: dict[Reason, Meaning] = {
         outcome="FAILED",
         retryable=True,
         sentence="The scheduler accepted the job but its script could not be started on the node.",
+    ),
+    Reason.SECRET_MISSING: Meaning(
+        outcome="FAILED",
+        retryable=False,
+        sentence="A secret that the task names was not to be had when its job should begin; the detail says which. Set "
+        "it with `diamond secret set` and launch again.",
     ),
     Reason.IMAGE_MISSING: Meaning(
         outcome="FAILED",

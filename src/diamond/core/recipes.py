@@ -154,7 +154,7 @@ def parse_pip(raw: object) -> tuple[str, ...]:
         if second := _second_package(line):
             raise InvalidInput(
                 f"{line[:80]!r} has another package, {second[:40]!r}, in the same line",
-                hint="write one package a line, or a list: [six, idna]",
+                hint="write one package a line, each with its version if it matters: idna==3.10",
             )
     return tuple(lines)
 

@@ -5,7 +5,13 @@
     job.sh          generated script; contains no user text
     setup.sh run.sh the user's text, byte for byte
     env             NAME=value pairs, each ended by NUL
-    launch.py       starts the ranks of a node (under Slurm, and when there are several)
+    secrets         the same of the task's secrets; gone when the job is over, as are the next two
+    secrets.sh      of a task with an image: as `export` lines
+    secret-files/   those secrets that the task wants as files
+    secrets.json    which value of each secret the job was given; not the values
+    launch.py       starts the ranks of a node (under Slurm, and when there are several); with regroup.py, team.py and
+                    lines.py it brings lost ones back
+    measure.sh      under Slurm: notes what the job uses of a node, see `diamond.core.measuring`
     inside.sh       of a task with an image: starts a program in it
     enter.sh env.sh what inside.sh runs in the image, and the variables of `env` as `export` lines
     shield/         what inside.sh puts before the container runtime's own programs
@@ -13,8 +19,11 @@
     work/           the user's files; the job's current directory. In a job that continues another: a link to the
                     work directory of the first job of the chain
     log             stdout and stderr
-    metrics.jsonl   what the program logged
-    util.jsonl      what the agent sampled
+    metrics.jsonl   what the program logged, and what was read from its output
+    curves.json     how far its output was read for that, and what of it is being written; the agent's
+    train.jsonl     what a training measured of itself, see `diamond.core.training`
+    util.jsonl      what the agent sampled; under Slurm, what measure.sh noted
+    util.node0.jsonl of a job on several nodes: the same per node, which the agent brings together in util.jsonl
     started         made by job.sh with O_EXCL: "pid start_ticks boot_id"; a directory starts once
     exit.json       made by job.sh, by rename
     continue        made by a program that wants to go on in another job
@@ -23,6 +32,7 @@
     not-needed      made by job.sh of a successor that found `over` in the directory before it
     setup.done      made by job.sh of a chain; its successors need no setup
     exit.node0.json made by launch.py, per node
+    hung.node0.json made by launch.py, or by diamond.train in a lone process, when a rank stood still
 """
 
 from __future__ import annotations
@@ -42,6 +52,8 @@ SMALL_BYTES = 64 * 1024
 _LATEST_S = 253402300799.0  # the end of the year 9999
 _LARGEST_PID = 2**22
 _MAX_RANKS = 1_000_000
+MAX_HUNG_NODES = 1000
+LAUNCHER_FILES = ("launch.py", "regroup.py", "team.py", "lines.py")
 
 
 @dataclass(frozen=True)
@@ -69,8 +81,28 @@ class RunDir:
         return self.path / "env"
 
     @property
+    def secrets(self) -> Path:
+        return self.path / "secrets"
+
+    @property
+    def secrets_script(self) -> Path:
+        return self.path / "secrets.sh"
+
+    @property
+    def secret_files(self) -> Path:
+        return self.path / "secret-files"
+
+    @property
+    def secret_versions(self) -> Path:
+        return self.path / "secrets.json"
+
+    @property
     def launcher(self) -> Path:
         return self.path / "launch.py"
+
+    @property
+    def measure(self) -> Path:
+        return self.path / "measure.sh"
 
     @property
     def inside(self) -> Path:
@@ -130,8 +162,16 @@ class RunDir:
     def node_exit(self, node_rank: int) -> Path:
         return self.path / f"exit.node{node_rank}.json"
 
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves.json"
+
+    def node_util(self, node_rank: int) -> Path:
+        return self.path / f"util.node{node_rank}.jsonl"
+
     def stream(self, name: str) -> Path:
-        return self.path / {"log": "log", "metrics": "metrics.jsonl", "util": "util.jsonl"}[name]
+        names = {"log": "log", "metrics": "metrics.jsonl", "util": "util.jsonl", "train": "train.jsonl"}
+        return self.path / names[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +299,20 @@ def read_first_failed_rank(run_dir: RunDir, node_rank: int = 0) -> int | None:
         return whole(read_json(run_dir.node_exit(node_rank)).get("first_failed_rank"), 0, _MAX_RANKS)
     except ValueError:
         return None
+
+
+def read_hang(run_dir: RunDir) -> str:
+    """Who stood still and so ended the job: the rank that came least far, of all that nodes noted. Empty: nobody."""
+    found: list[tuple[int, int, str]] = []
+    is_final = False
+    for path in sorted(run_dir.path.glob("hung.node*.json"))[:MAX_HUNG_NODES]:
+        with contextlib.suppress(ValueError):
+            raw = read_json(path)
+            is_final |= raw.get("final") is True
+            text, stack = str(raw.get("text", "")), str(raw.get("stack", ""))
+            place = whole(raw.get("step"), 0, 2**62), whole(raw.get("phase"), 0, 100)
+            found.append((*place, f"{text[:500]}\n{stack[:4000]}".strip()))
+    return min(found)[2] if found and is_final else ""
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:

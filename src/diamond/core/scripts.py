@@ -35,6 +35,10 @@ class ScriptPlan:
         library: where `import diamond` finds it, should the program's own Python not have it; empty for nowhere.
         image: whether the user's commands run in an image, through inside.sh in the run directory, which then sets
             their variables (see `diamond.core.inside`).
+        secrets: whether the job was given secrets, which lie in the run directory and are removed at its end.
+        measure: under Slurm, whether measure.sh in the run directory notes what the job uses.
+        time_limit_s: under Slurm, how long the job may run, where Slurm itself does not tell a job when it ends; the
+            local scheduler does.
     """
 
     job_id: str
@@ -49,6 +53,9 @@ class ScriptPlan:
     modules: tuple[str, ...] = ()
     library: str = ""
     image: bool = False
+    secrets: bool = False
+    measure: bool = False
+    time_limit_s: int | None = None
 
 
 _HEAD = """\
@@ -95,14 +102,14 @@ _FINISH = """\
   printf '{{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}}' \\
     "$1" "$2" "${{began/,/.}}" "${{ended/,/.}}" "$more" "${{HOSTNAME//[^A-Za-z0-9._-]/}}" 1<> exit.tmp
   mv -f exit.tmp exit.json
-{over}  exit "$2"
+{over}{wipe}  exit "$2"
 }}
 
 {where}
 DIAMOND_BASH=$BASH
 enter() {{
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl{chain}
-  cd work || exit {no_run_dir}
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl{chain}
+{ends}  cd work || exit {no_run_dir}
 {envs}}}
 """
 
@@ -115,12 +122,38 @@ _ENVS = """\
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
 """
 
+# Names only: what the job was given is in a file that nobody else can read, and no command line ever holds it.
+_SECRETS = """\
+  if [[ ! -r $DIAMOND_RUN_DIR/secrets ]]; then
+    echo "diamond: the secrets of this job are gone; launch its task again" >&2; exit {no_run_dir}
+  fi
+  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/secrets"
+"""
+
+_WIPE = """\
+  rm -rf secrets secrets.sh secret-files
+"""
+
+_MEASURED = """\
+  if [[ -n $measuring ]]; then kill "$measuring"; fi
+"""
+
+_MEASURE = """\
+# What the job uses of this node, for its curves.
+"$BASH" measure.sh util.jsonl < /dev/null > /dev/null 2>&1 3>&- &
+measuring=$!
+"""
+
 _LIBRARY = """\
   export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{library}
 """
 
 _OVER = """\
   if [[ $more == false ]]; then : > over; fi
+"""
+
+_ENDS = """\
+  export DIAMOND_ENDS_AT=${{SLURM_JOB_END_TIME:-$((${{began%%[.,]*}} + {limit_s}))}}
 """
 
 _CHAIN_ENV = " DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED={resumed}"
@@ -185,6 +218,8 @@ finish run $?
 _WAIT = """\
 child=$!
 trap '{on_warning}' USR1
+# Warned before there was anybody to tell: once the program had time to say that it listens.
+if [[ -n $warned ]]; then (sleep 2; {on_warning}) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"
@@ -223,6 +258,8 @@ DIAMOND_PYTHON=$(command -v {python} || command -v python3)
 _SEVERAL_NODES = """\
 DIAMOND_SRUN=$(command -v srun)
 export MASTER_ADDR=${{HOSTNAME:-$(hostname)}} MASTER_PORT=$((20000 + RANDOM % 20000))
+read -r DIAMOND_LAUNCH_KEY < /proc/sys/kernel/random/uuid
+export DIAMOND_LAUNCH_KEY
 """
 
 _STEP = (
@@ -239,7 +276,12 @@ def job_script(plan: ScriptPlan) -> str:
     text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), **numbers)
     if plan.scheduler == "slurm":
         text += _RESTARTED
+    measures = plan.measure and _starts_once(plan)  # where ranks are started, the launcher sees to it on each node
+    if measures:
+        text += "measuring=\n"
     text += _CLAIM.format(**numbers)
+    if measures:
+        text += _MEASURED
     if plan.chained:
         text += _MORE.format(code=CONTINUE)
     chain = _CHAIN_ENV.format(resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
@@ -247,8 +289,10 @@ def job_script(plan: ScriptPlan) -> str:
     text += _FINISH.format(
         over=_OVER if plan.chained else "",
         chain=chain,
+        ends=_ENDS.format(limit_s=int(plan.time_limit_s)) if plan.time_limit_s and plan.scheduler == "slurm" else "",
         where=_IN_IMAGE if plan.image else _IN_SUBSHELL,
-        envs="" if plan.image else _ENVS + library,
+        envs="" if plan.image else _ENVS + (_SECRETS.format(**numbers) if plan.secrets else "") + library,
+        wipe=_WIPE if plan.secrets else "",
         **numbers,
     )
     if plan.previous:
@@ -267,23 +311,28 @@ def job_script(plan: ScriptPlan) -> str:
 _INSIDE = '"$DIAMOND_RUN_DIR/inside.sh"'
 
 
+def _starts_once(plan: ScriptPlan) -> bool:
+    return plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
+
+
 def _run(plan: ScriptPlan) -> str:
     python = shlex.quote(plan.launcher_python)
     ranks = _ONE_RANK if plan.ranks_per_node == 1 else ""
     run = f"{_INSIDE} run" if plan.image else '"$DIAMOND_RUN_DIR/run.sh"'
-    starts_once = plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
     if plan.scheduler != "slurm":
-        text = ranks + _RUN_ONE if starts_once else _RUN_RANKS
+        text = ranks + _RUN_ONE if _starts_once(plan) else _RUN_RANKS
         return text.format(python=python, ranks=plan.ranks_per_node, run=run)
-    if starts_once:
-        return _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _WAIT.format(on_warning="warn")
+    if _starts_once(plan):
+        measure = _MEASURE if plan.measure else ""
+        return measure + _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _WAIT.format(on_warning="warn")
     several = plan.num_nodes > 1
     start = _SLURM_RANKS.format(
         python=python,
         ranks=plan.ranks_per_node,
         several=_SEVERAL_NODES.format() if several else "",
         step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
-        rendezvous=f' --nodes {plan.num_nodes} --warning-file "$DIAMOND_RUN_DIR/warning"' if several else "",
+        rendezvous=(f' --nodes {plan.num_nodes} --warning-file "$DIAMOND_RUN_DIR/warning"' if several else "")
+        + (' --measure "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/measure.sh"' if plan.measure else ""),
         run=run,
     )
     return start + _WAIT.format(on_warning="warned=1; : > warning" if several else 'warned=1; kill -USR1 "$child"')

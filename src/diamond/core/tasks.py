@@ -13,13 +13,16 @@ from typing import Any
 
 from diamond.core.bundles import check_relative_path, is_bundle_ref
 from diamond.core.codec import decode
+from diamond.core.curves import parse_curves
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput, TooLarge
 from diamond.core.fields import parse_envs, parse_name, parse_run, parse_script, parse_source
 from diamond.core.jobs import Job
+from diamond.core.projects import Visibility, parse_project
 from diamond.core.reasons import DEFAULT_RETRY_ON, MEANINGS, Reason
 from diamond.core.recipes import Recipe
 from diamond.core.resources import Resources
+from diamond.core.secrets import SecretUse, parse_secrets
 from diamond.core.slurm import SlurmOptions
 from diamond.core.states import Desired, TaskState
 
@@ -97,16 +100,20 @@ class TaskSpec:
     """A task as its user describes it. Field order is the order documents and errors show."""
 
     name: str | None = field(default=None, metadata={"parse": parse_name})
+    project: str | None = field(default=None, metadata={"parse": parse_project})  # None: its owner's own
     workdir: str | None = field(default=None, metadata={"parse": parse_source})
     num_nodes: int = field(default=1, metadata=_whole_number(1, 100_000))
     ranks_per_node: int = field(default=1, metadata=_whole_number(0, 1024))  # 0: `run` starts its own
     resources: Resources = field(default_factory=Resources)
     image: Recipe | None = None  # the environment it runs in, described here; resources.image_id names one instead
     envs: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_envs})
+    secrets: dict[str, SecretUse] = field(default_factory=dict, metadata={"parse": parse_secrets})  # by variable
     file_mounts: dict[str, str] = field(default_factory=dict, metadata={"parse": parse_file_mounts})
     setup: str | None = field(default=None, metadata={"parse": parse_script})
     run: str = field(metadata={"parse": parse_run})
     outputs: tuple[str, ...] = field(default=(), metadata={"parse": parse_outputs})
+    # Patterns of numbers in what it prints; None: well-known shapes are recognised, (): no curves from its output.
+    curves: tuple[str, ...] | None = field(default=None, metadata={"parse": parse_curves})
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     max_duration: int | None = field(default=None, metadata={"parse": parse_duration})  # seconds
     priority: int = field(default=0, metadata=_whole_number(-1000, 1000))
@@ -118,6 +125,10 @@ class TaskSpec:
                 "the task names an image and describes one as well",
                 hint="keep either `image` (a recipe) or resources.image_id (the name of an image)",
                 field="image",
+            )
+        if both := [name for name in self.secrets if name in self.envs]:
+            raise InvalidInput(
+                f"{both[0]} is set in envs as well", hint="keep it in one of the two", field=f"secrets.{both[0]}"
             )
 
     @staticmethod
@@ -183,11 +194,15 @@ class Task:
     pending_reason: str = ""
     expected_start_at: float | None = None  # the scheduler's own estimate, while the task waits in its queue
     kind: str = "command"  # "build" and "transfer" look after images
+    owner: str = ""  # a user's name
+    project: str = ""
+    visibility: Visibility = Visibility.PRIVATE
     image: str = ""  # the name of the image it runs in (or looks after), or a path on the endpoint; empty: none
     image_id: str = ""  # of an image of Diamond
     spec: TaskSpec | None = None  # only in the detail view
     jobs: tuple[Job, ...] = ()  # only in the detail view, oldest first
     outputs: tuple[Output, ...] = ()  # only in the detail view
+    warnings: tuple[str, ...] = ()  # only in the answer that made it: limits it comes close to
 
     @property
     def sentence(self) -> str:

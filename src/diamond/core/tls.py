@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from diamond.core.errors import InstallationProblem, InvalidInput
 
-_PIN = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
+# Ours, or what `openssl x509 -fingerprint -sha256` prints: with colons, and words in front.
+_PIN = re.compile(r"(?i:sha256:|sha256 fingerprint=)?([0-9a-fA-F]{64}|[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){31})")
 _END = "-----END CERTIFICATE-----"
 # OpenSSL's numbers of verification failures: X509_V_ERR_…
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -34,10 +35,11 @@ def parse_pin(text: str) -> str:
     if found is None:
         raise InvalidInput(
             f"{text[:80]!r} is not a pin",
-            hint="it is sha256: and 64 hex digits; copy the whole line that `diamond endpoint enroll` printed",
+            hint="it is sha256: and 64 hex digits, as the server says when it starts and the line of `diamond endpoint "
+            "enroll` has it; what `openssl x509 -noout -fingerprint -sha256` prints will do too",
             field="--pin",
         )
-    return "sha256:" + found[1].lower()
+    return "sha256:" + found[1].lower().replace(":", "")
 
 
 def check_pin(pem: str, pin: str) -> None:
@@ -108,6 +110,16 @@ def explain(error: BaseException, url: str) -> tuple[str, str] | None:
             "if the server speaks HTTPS, write https:// instead of http://",
         )
     return None
+
+
+def is_unknown_authority(error: BaseException) -> bool:
+    """Whether a connection failed because nobody trusted here signed the server's certificate."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLCertVerificationError):
+            return seen.verify_code in _UNKNOWN_AUTHORITY
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def _certificate(error: ssl.SSLCertVerificationError, host: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ bytes carry offsets.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.images import ImageUse, ImageWork
@@ -20,7 +20,8 @@ from diamond.core.tasks import Output, TaskSpec
 PROTOCOL = 1
 # Names the agent's home. One endpoint has one: two homes would each run every job.
 INSTANCE_HEADER = "Diamond-Agent"
-STREAMS = ("log", "metrics", "util")
+STREAMS = ("log", "metrics", "util", "train")
+FIRST_STREAMS = ("log", "metrics", "util")  # what a server takes that does not say what it takes
 MAX_REPORT_STREAM_BYTES = 4 * 1024 * 1024  # raw bytes of all chunks of one report together
 
 
@@ -41,6 +42,8 @@ class Welcome:
     endpoint_name: str
     epoch: str
     server_version: str = ""
+    owner: str = ""  # name of the user the endpoint belongs to; the agent believes the first it is told
+    streams: tuple[str, ...] = FIRST_STREAMS  # those the server takes; it refuses reports with any other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,10 @@ class JobOrder:
     user: str = ""  # who asked, for the endpoint's policy and records
     image: ImageUse | None = None  # what it runs in; None: the endpoint's own system
     work: ImageWork | None = None  # a job that looks after images; its spec holds only what schedulers need
+
+    def with_all_offsets(self) -> JobOrder:
+        """With a number for every stream: of one that is not named, the server holds nothing."""
+        return replace(self, received={stream: self.received.get(stream, 0) for stream in STREAMS})
 
 
 @dataclass(frozen=True, kw_only=True)

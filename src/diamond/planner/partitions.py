@@ -80,9 +80,11 @@ def find_obstacle(spec: TaskSpec, partition: Partition) -> Obstacle | None:
     if not partition.is_up:
         return Obstacle(field="slurm.partition", text=f"partition {partition.name} is closed")
     if partition.max_nodes is not None and spec.num_nodes > partition.max_nodes:
-        return Obstacle(field="num_nodes", text=f"partition {partition.name} allows {partition.max_nodes} nodes a job")
+        most = _nodes(partition.max_nodes)
+        return Obstacle(field="num_nodes", text=f"partition {partition.name} allows {most} a job")
     if spec.num_nodes < partition.min_nodes:
-        return Obstacle(field="num_nodes", text=f"partition {partition.name} wants {partition.min_nodes} nodes or more")
+        least = _nodes(partition.min_nodes)
+        return Obstacle(field="num_nodes", text=f"partition {partition.name} wants {least} or more")
     limit_s = partition.max_walltime_s
     if limit_s is not None and spec.slurm.time_s is not None and spec.slurm.time_s > limit_s:
         text = (
@@ -105,8 +107,12 @@ def find_obstacle(spec: TaskSpec, partition: Partition) -> Obstacle | None:
             return Obstacle(field=field, text=f"partition {partition.name} has no node with {what}")
     have = sum(group.count for group in kinds)
     if spec.num_nodes > have:
-        return Obstacle(field="num_nodes", text=f"partition {partition.name} has {have} such nodes")
+        return Obstacle(field="num_nodes", text=f"partition {partition.name} has {_nodes(have, 'such ')}")
     return None
+
+
+def _nodes(count: int, kind: str = "") -> str:
+    return f"{count} {kind}node" + ("" if count == 1 else "s")
 
 
 def gpus_of(gpus: Iterable[Gpu], wanted: str | None) -> int:

@@ -90,6 +90,9 @@ def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
         )
     if not facts.partitions and need.gpus > gpus_of(facts.gpus_per_node, need.gpu_type):
         return Obstacle(field="resources.accelerators", text=_gpu_shortage(facts, need.accelerators or ""))
+    if spec.secrets and not facts.takes_secrets:
+        text = "its policy file allows no task with secrets (allow_secrets), or its agent is too old for them"
+        return Obstacle(field="secrets", text=text)
     choice = choose(spec, facts)
     return choice if isinstance(choice, Obstacle) else None
 
@@ -119,9 +122,9 @@ def _explain(spec: TaskSpec, best: Candidate, fitting: Sequence[Candidate], choi
     if spec.resources.infra is not None:
         why.append(f"the task asks for {best.name} (resources.infra)")
     elif len(fitting) == 1:
-        why.append(f"{best.name} is the only endpoint that can run it")
+        why.append(f"no endpoint but {best.name} can run it")
     else:
-        why.append(f"{best.name} is the best of {len(fitting)} endpoints that can run it")
+        why.append(f"of {len(fitting)} endpoints that can run it, {best.name} is the best")
     if choice.why:
         why.append(choice.why)
     if best.note:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,16 @@ from testing.minihpc import Site
 from testing.minihpc.fixtures import require, require_apptainer
 from testing.podman import PodmanBench
 from testing.proxy import Proxy
+
+_HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole images are built here, beside whatever else the machine does."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.timeout(1200))
+
 
 Starter = Callable[[pytest.FixtureRequest], BuilderBench]
 
@@ -37,7 +48,7 @@ def _charliecloud(request: pytest.FixtureRequest) -> BuilderBench:
 
 
 def _podman(request: pytest.FixtureRequest) -> BuilderBench:
-    bench = PodmanBench(request.getfixturevalue("tmp_path_factory").mktemp("podman"))
+    bench = PodmanBench()
     if bench.why_not:
         pytest.skip(bench.why_not)
     return bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,14 @@ def test_an_image_of_another_account_is_used_where_it_is(bench: SiteBench, tools
     assert job.facts.path == f"{mine}/images/store/img_linked000/image.sif"
     assert job.facts.digest == tools.facts.digest and job.facts.size_bytes == tools.facts.size_bytes
     assert "tree v" in bench.inside(job.facts, "tree", "--version", root=f"{mine}/images")
+    assert bench.site.path(job.facts.path).is_symlink()
+    source.chmod(0o666)  # now anybody could put another in its place after it was checked
+    copied = bench.run(replace(work, image_id="img_linked002"), root=f"{mine}/images")
+    source.chmod(0o644)
+    assert copied.code == 0, copied.log
+    assert copied.facts.digest == tools.facts.digest
+    assert not bench.site.path(copied.facts.path).is_symlink()
+    assert "tree v" in bench.inside(copied.facts, "tree", "--version", root=f"{mine}/images")
     other = bench.run(bench.order(action="link", image_id="img_linked001", source_path=tools.facts.path,
                                   digest="sha256:" + "0" * 64, facts=tools.facts), root=f"{mine}/images")  # fmt: skip
     assert other.code == 1

@@ -11,7 +11,7 @@ import pytest
 from diamond.agent.builders.inputs import write_inputs
 from diamond.agent.builders.steps import write_steps
 from diamond.core.containerfiles import STEPS
-from diamond.core.images import DEFINITION_FILE, PAYLOAD_FILE, ImageWork
+from diamond.core.images import DEFINITION_FILE, ImageWork
 from testing.builders import BuilderBench, SiteBench
 from testing.images import base_folder, ca_file
 from testing.podman import PodmanBench
@@ -93,28 +93,6 @@ def test_a_base_is_an_archive(bench: BuilderBench, saved: SavedImage, tmp_path: 
     job = bench.build(bench.recipe(base=f"{form}{path}"))
     said = bench.inside(job.facts, "/bin/sh", "-c", 'printf "%s|%s" "$FROM_BASE" "$PATH"')
     assert said == f"{ENVS['FROM_BASE']}|{ENVS['PATH']}"
-
-
-def test_an_archive_takes_no_name_from_another_image(bench: BuilderBench, saved: SavedImage, tmp_path: Path) -> None:
-    if not isinstance(bench, PodmanBench):
-        pytest.skip("only an engine has names of its own")
-    victim = bench.build(bench.recipe())
-    saved.write_docker_archive(tmp_path / "plain.tar")
-    stranger = bench.podman("pull", f"docker-archive:{tmp_path}/plain.tar").split()[-1]
-    bench.podman("tag", victim.facts.path, "localhost/keep:1")
-    bench.podman("tag", stranger, victim.facts.path)
-    payloads = {}
-    for kind in ("docker", "oci"):  # each asks for the victim's name
-        bench.podman("save", f"--format={kind}-archive", f"--output={tmp_path}/{kind}.tar", victim.facts.path)
-        payloads[kind] = (tmp_path / f"{kind}.tar").read_bytes()
-    bench.podman("tag", "localhost/keep:1", victim.facts.path)
-    for payload in payloads.values():
-        taken = bench.run(bench.order(action="import"), staged={PAYLOAD_FILE: payload})
-        assert taken.code == 0, taken.log
-        assert taken.facts.digest != victim.facts.digest
-        found = bench.podman("image", "inspect", "--format={{.Id}}", victim.facts.path).strip()
-        assert f"sha256:{found}" == victim.facts.digest
-        assert bench.inside(taken.facts, "echo", "here").strip() == "here"
 
 
 def test_a_base_is_a_tar_of_a_root_file_system(bench: BuilderBench, saved: SavedImage, tmp_path: Path) -> None:

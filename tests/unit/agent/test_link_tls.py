@@ -155,6 +155,16 @@ def test_pins_that_are_none(pin: str) -> None:
         parse_pin(pin)
 
 
+@pytest.mark.parametrize("head", ["", "sha256:", "SHA256 Fingerprint=", "sha256 Fingerprint="])
+def test_pins_as_openssl_writes_them(head: str) -> None:
+    pairs = [f"{number:02X}" for number in range(32)]
+    assert (
+        parse_pin(f"{head}{':'.join(pairs)}\n")
+        == parse_pin(head + "".join(pairs))
+        == "sha256:" + "".join(pairs).lower()
+    )
+
+
 def test_a_missing_authority_is_named(tmp_path: Path) -> None:
     with pytest.raises(InstallationProblem, match=r"none\.pem"):
         Link("https://127.0.0.1:1", "x", ca_file=tmp_path / "none.pem")

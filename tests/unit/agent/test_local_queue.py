@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 
 from diamond.agent.gpus import GpuSlot, short_model
 from diamond.agent.schedulers.base import Submission
+from diamond.agent.schedulers.local import spool
 from diamond.agent.schedulers.local.queue import PATIENCE_S, Line, Slots
 
 GPUS = [GpuSlot(index=0, model="H100"), GpuSlot(index=1, model="A100"), GpuSlot(index=2, model="H100")]
@@ -24,7 +27,7 @@ class Queue:
 
     def add(self, name: str, **asked: Any) -> None:
         self.jobs[name] = job(name, **asked)
-        self.line.add(name, priority=asked.get("priority", 0), order=len(self.jobs))
+        self.line.add(name, priority=asked.get("priority", 0), order=len(self.jobs), user=self.jobs[name].user)
 
     def start(self, now_s: float = 0.0) -> list[str]:
         started = []
@@ -122,3 +125,68 @@ def test_a_type_is_recognised_however_it_is_written() -> None:
     slot = GpuSlot(index=0, model="RTX-A6000")
     assert all(slot.is_type(asked) for asked in ("RTX-A6000", "rtxa6000", "A6000", None))
     assert not slot.is_type("A600")
+
+
+def test_users_take_turns_however_many_jobs_one_of_them_has() -> None:
+    queue = Queue(Slots(cpus=4, mem_bytes=0))
+    for number in range(6):
+        queue.add(f"alice-{number}", user="alice")
+    for number in range(3):
+        queue.add(f"bob-{number}", user="bob")
+    assert queue.start() == ["alice-0", "bob-0", "alice-1", "bob-1"]
+    queue.end("bob-0")
+    assert queue.start() == ["bob-2"]
+    queue.end("alice-0")
+    queue.end("bob-1")
+    assert queue.start() == ["alice-2", "alice-3"]
+
+
+def test_priority_goes_before_whose_turn_it_is() -> None:
+    queue = Queue(Slots(cpus=2, mem_bytes=0))
+    queue.add("alice-0", user="alice")
+    queue.add("bob-0", user="bob")
+    queue.add("alice-1", user="alice", priority=1)
+    queue.add("alice-2", user="alice", priority=1)
+    assert queue.start() == ["alice-1", "alice-2"]
+
+
+def test_a_large_job_that_lost_patience_is_kept_at_the_head_though_its_user_holds_more() -> None:
+    queue = Queue(Slots(cpus=3, mem_bytes=0))
+    queue.add("alice-0", user="alice")
+    assert queue.start(0.0) == ["alice-0"]
+    queue.add("alice-large", user="alice", cpus=3)
+    assert queue.start(0.0) == []
+    for number in range(3):  # bob holds less each time, and his job would go first
+        queue.add(f"bob-{number}", user="bob")
+    assert queue.start(1.0) == ["bob-0", "bob-1"]
+    queue.end("bob-0")
+    assert queue.start(PATIENCE_S + 1) == []
+    queue.end("alice-0")
+    queue.end("bob-1")
+    assert queue.start(PATIENCE_S + 2) == ["alice-large"]
+
+
+def test_a_long_line_of_many_users_is_looked_through_quickly() -> None:
+    queue = Queue(Slots(cpus=1, mem_bytes=0))
+    for number in range(20_000):
+        queue.add(f"job-{number}", user=f"user-{number % 200}")
+    began = time.perf_counter()
+    for number in range(200):
+        assert queue.start() == [f"job-{number}"]
+        queue.end(f"job-{number}")
+    assert (time.perf_counter() - began) / 200 < 0.02
+    assert len(queue.line) == 20_000 - 200
+
+
+def test_whose_job_it_is_survives_the_scheduler(tmp_path: Path) -> None:
+    run_dir = tmp_path / "job_1"
+    run_dir.mkdir()
+    asked = Submission(name="job_1", run_dir=run_dir, script=run_dir / "job.sh", user="alice")
+    spool.save(spool.Spooled(submission=asked, order=1))
+    (found,) = spool.load_all(tmp_path)
+    assert found.submission == asked
+    raw = json.loads((run_dir / "local.json").read_text())
+    del raw["user"]  # as older agents wrote it
+    (run_dir / "local.json").write_text(json.dumps(raw))
+    (found,) = spool.load_all(tmp_path)
+    assert (found.submission.name, found.submission.user) == ("job_1", "")

@@ -21,10 +21,11 @@ from diamond.agent.schedulers.slurm.facts import (
     parse_nodes,
     parse_partitions,
     parse_walltime,
+    use_of,
     why_never,
 )
 from diamond.core.codec import decode, encode
-from diamond.core.endpoints import EndpointFacts, Gpu
+from diamond.core.endpoints import EndpointFacts, Gpu, NodeUse
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = {"slurm-22.05": "22.05.8", "slurm-24.11": "24.11.5"}
@@ -156,6 +157,28 @@ def test_odd_nodes() -> None:
         "odd": True,
     }
     assert nodes["cloud1"].mem_bytes == 800 * 1024**2 and nodes["odd"].cpus == 0
+
+
+USED_NODES = """\
+NodeName=g1 CPUTot=64 RealMemory=1000 State=IDLE Partitions=gpu,all Gres=gpu:h100:4 GresUsed=gpu:h100:0(IDX:N/A)
+NodeName=g2 CPUTot=64 CPUAlloc=8 AllocMem=9 State=MIXED Partitions=gpu,all Gres=gpu:h100:4 GresUsed=gpu:h100:3(IDX:0-2)
+NodeName=g3 CPUTot=64 State=IDLE+DRAIN Partitions=gpu,all Gres=gpu:h100:4
+NodeName=g4 CPUTot=64 State=IDLE+RESERVED Partitions=gpu,all Gres=gpu:h100:4
+NodeName=g5 CPUTot=64 State=IDLE+PLANNED Partitions=all Gres=gpu:a100:2,gpu:h100:2
+NodeName=c1 CPUTot=64 State=IDLE+COMPLETING Partitions=all,hidden
+NodeName=c2 CPUTot=64 State=IDLE Partitions=all,hidden
+NodeName=x1 CPUTot=64 State=IDLE Partitions=hidden
+NodeName=x2 CPUTot=64 State=IDLE
+"""
+
+
+def test_nodes_are_counted_by_kind_of_gpu_and_by_how_they_stand() -> None:
+    assert use_of(parse_nodes(USED_NODES), {"gpu", "all"}) == (
+        NodeUse(partitions=("all",), nodes=2, free=1),
+        NodeUse(gpus=("a100", "h100"), partitions=("all",), nodes=1, free=1, gpus_total=4, gpus_free=4),
+        NodeUse(gpus=("h100",), partitions=("all", "gpu"), nodes=4, free=1, down=1, gpus_total=16, gpus_free=5),
+    )
+    assert use_of(parse_nodes(ODD_NODES), set()) == ()
 
 
 def test_odd_partitions() -> None:

@@ -36,6 +36,7 @@ def texts() -> dict[str, str]:
     }
     for kind in ("apptainer", "podman", "venv"):
         found[f"enter_{kind}.sh"] = enter_script(USES[kind], run_dir=RUN_DIR, library="/home/me/it's/agent.pyz")
+    found["enter_secrets.sh"] = enter_script(USES["apptainer"], run_dir=RUN_DIR, secrets=True)
     return found
 
 

@@ -20,7 +20,8 @@ import importlib, pkgutil, sys
 import diamond.agent, diamond.core, diamond.planner, diamond.train
 for package in (diamond.agent, diamond.core, diamond.planner, diamond.train):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name.rpartition(".")[2] not in ("__main__", "launch"):
+        needs_torch = module.name.startswith(("diamond.train.loop", "diamond.train.adapters"))
+        if not needs_torch and module.name.rpartition(".")[2] not in ("__main__", "launch"):
             importlib.import_module(module.name)
 from importlib import resources
 compile(resources.files("diamond").joinpath("train/launch.py").read_bytes(), "launch.py", "exec")

@@ -17,6 +17,7 @@ from diamond.core.rundir import (
     may_have_started,
     read_exit,
     read_first_failed_rank,
+    read_hang,
     read_json,
     read_process_mark,
     read_small,
@@ -128,3 +129,19 @@ def test_atomic_writes_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
     in_time(lambda: [write_atomic(tmp_path / "kill.json", b"x")])
     assert (tmp_path / "kill.json").read_bytes() == b"x"
     assert [path.name for path in tmp_path.iterdir()] == ["kill.json"]
+
+
+def test_who_stood_still_is_the_one_that_came_least_far(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    assert read_hang(run_dir) == ""
+
+    def note(node: int, text: str) -> None:
+        (tmp_path / f"hung.node{node}.json").write_text(text)
+
+    note(0, '{"rank": 0, "step": 7, "phase": 3, "text": "rank 0 waits", "stack": "a", "final": false}')
+    assert read_hang(run_dir) == "", "it was brought back"
+    note(1, '{"rank": 5, "step": 7, "phase": 1, "text": "rank 5 reads", "stack": "File x", "final": true}')
+    note(2, "not JSON")
+    note(3, '{"step": -1, "phase": 1, "text": "nobody", "final": true}')
+    note(4, '{"step": 1e400, "phase": [], "text": 3}')
+    assert read_hang(run_dir) == "rank 5 reads\nFile x"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ PLANS = {
         chained=True,
         modules=("cuda/12.4", "it's"),
         library="/home/me/it's/diamond-agent.pyz",
+        measure=True,
+        time_limit_s=3600,
     ),
     "slurm_two_nodes.sh": ScriptPlan(
         job_id="job_05",
@@ -48,6 +51,7 @@ PLANS = {
         has_setup=False,
         scheduler="slurm",
         num_nodes=2,
+        measure=True,
     ),
     "slurm_own_ranks.sh": ScriptPlan(
         job_id="job_06",
@@ -74,6 +78,18 @@ PLANS = {
         num_nodes=2,
         image=True,
     ),
+    "secrets.sh": ScriptPlan(
+        job_id="job_09",
+        run_dir="/scratch/me/jobs/job_09",
+        ranks_per_node=1,
+        has_setup=True,
+        chained=True,
+        secrets=True,
+        library="/x.pyz",
+    ),
+    "image_secrets.sh": ScriptPlan(
+        job_id="job_10", run_dir="/scratch/me/jobs/job_10", ranks_per_node=1, has_setup=False, image=True, secrets=True
+    ),
 }
 
 
@@ -96,8 +112,53 @@ def prepare(folder: Path, run: str, *, setup: str | None = None, envs: dict[str,
     return run_dir
 
 
+def test_secrets_win_over_variables_and_are_gone_at_the_end(tmp_path: Path) -> None:
+    value = 'it\'s "x"\n$(touch pwned) \\ é=\n'
+    run_dir = prepare(
+        tmp_path / "job", 'printf %s "$TOKEN"; cat $KEY; ls -l $DIAMOND_RUN_DIR/secrets >&2', envs={"TOKEN": "no"}
+    )
+    run_dir.secret_files.mkdir(mode=0o700)
+    (run_dir.secret_files / "KEY").write_text("|file")
+    run_dir.secrets.write_bytes(env_file({"TOKEN": value, "KEY": str(run_dir.secret_files / "KEY")}))
+    plan = ScriptPlan(job_id="job_x", run_dir=str(run_dir.path), ranks_per_node=1, has_setup=False, secrets=True)
+    run_dir.script.write_text(job_script(plan))
+    done = start(run_dir)
+    assert done.stdout.decode() == f"{value}|file"
+    assert not run_dir.secrets.exists() and not run_dir.secret_files.exists()
+    assert not list(tmp_path.rglob("pwned"))
+    # A scheduler that starts it once more must not run it without them.
+    run_dir.started.unlink()
+    run_dir.exit_room.write_bytes(b" " * EXIT_ROOM_BYTES)
+    again = start(run_dir)
+    assert again.returncode == 73
+    assert again.stderr == b"diamond: the secrets of this job are gone; launch its task again\n"
+
+
 def start(run_dir: RunDir) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["bash", str(run_dir.script)], capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize("told", [None, "1900000000"])
+def test_a_job_of_slurm_knows_when_it_ends_and_where_to_write(tmp_path: Path, told: str | None) -> None:
+    run_dir = prepare(tmp_path / "job", 'echo "$DIAMOND_ENDS_AT $DIAMOND_TRAIN_FILE"')
+    plan = ScriptPlan(
+        job_id="job_x",
+        run_dir=str(run_dir.path),
+        ranks_per_node=1,
+        has_setup=False,
+        scheduler="slurm",
+        time_limit_s=100,
+    )
+    run_dir.script.write_text(job_script(plan))
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_END_TIME"}
+    env |= {"SLURM_JOB_END_TIME": told} if told else {}
+    done = subprocess.run(["bash", str(run_dir.script)], capture_output=True, timeout=30, env=env)
+    ends_at, train_file = done.stdout.decode().split()
+    assert train_file == str(run_dir.stream("train"))
+    if told:
+        assert ends_at == told, "Slurm knows best"
+    else:
+        assert abs(int(ends_at) - time.time() - 100) < 10
 
 
 def test_environment_arrives_byte_for_byte(tmp_path: Path) -> None:
@@ -261,6 +322,19 @@ def test_slurm_warns_the_script_and_the_program_hears_of_it(
     record = read_exit(run_dir)
     assert record is not None
     assert (record.exit_code, record.more) == (code, more)
+
+
+def test_a_warning_before_the_program_began_reaches_it(tmp_path: Path) -> None:
+    program = "trap 'echo warned; exit 85' USR1; echo up; while :; do sleep 0.05; done"
+    run_dir = prepare_link(tmp_path / "r", program, scheduler="slurm")
+    run_dir.setup.write_text("echo set up; sleep 1")
+    process = subprocess.Popen(["bash", str(run_dir.script)], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"set up\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.read() == b"up\nwarned\n"
+    assert process.wait(timeout=10) == 85
+    process.stdout.close()
 
 
 def test_the_one_file_agent_lends_its_library(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_full_spec_round_trips() -> None:
         ({"name": ""}, "name"),
         ({"name": "two\nlines"}, "name"),
         ({"name": "nul\x00"}, "name"),
+        ({"name": "\ufeff\u200b"}, "name"),
         ({"name": "esc\x1b[31m"}, "name"),
         ({"name": "right\u202eleft"}, "name"),
         ({"name": MEGABYTES_10}, "name"),
@@ -163,3 +164,11 @@ def test_durations(raw: object, seconds: int) -> None:
 
 def test_errors_are_diamonds_own() -> None:
     assert issubclass(InvalidInput, DiamondError)
+
+
+@pytest.mark.parametrize("unseen", ["\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\u2060", "\ufeff"])
+def test_what_cannot_be_seen_is_no_part_of_a_name(unseen: str) -> None:
+    """Else two tasks could look alike and be called differently."""
+    name = TaskSpec.parse({"run": "true", "name": f"{unseen} my{unseen}task {unseen}"}).name
+    assert name == "mytask"
+    assert TaskSpec.parse({"run": "true", "name": name}).name == name

@@ -96,7 +96,7 @@ def test_too_long_for_every_partition() -> None:
         ({"slurm": {"partition": "gqu"}}, "slurm.partition", "no partition gqu; there are debug, cpu, gpu"),
         ({"slurm": {"partition": "gpu", "time": "2d"}}, "slurm.time", "allows 1d 00h a job"),
         ({"slurm": {"partition": "gpu"}, "num_nodes": 3}, "num_nodes", "allows 2 nodes"),
-        ({"slurm": {"partition": "v100"}, "num_nodes": 2}, "num_nodes", "has 1 such nodes"),
+        ({"slurm": {"partition": "v100"}, "num_nodes": 2}, "num_nodes", "has 1 such node"),
         ({"slurm": {"partition": "shut"}}, "slurm.partition", "closed"),
         ({"slurm": {"partition": "gpu", "constraint": "tpu"}}, "slurm.constraint", "feature tpu"),
         ({"slurm": {"partition": "gpu"}, "resources": {"memory": "900"}}, "resources.memory", "900 GiB"),

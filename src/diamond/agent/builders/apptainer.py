@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -142,7 +143,8 @@ class ApptainerBuilder:
                     raise
                 remove_tree(target)
             else:
-                return
+                break
+        sandbox.discard()
 
     def run(self, image: Path, argv: Sequence[str], ctx: BuildContext, *, quiet: bool = False) -> str:
         place = ctx.tmp / "run"
@@ -243,6 +245,10 @@ class _Sandbox:
         remove_tree(target)
         argv = [_tool("mksquashfs"), str(self._root), str(target), *_SQUASH_OPTIONS, *options]
         self._ctx.commands.run([*argv, "-processors", str(_num_cpus())], quiet=True)
+
+    def discard(self) -> None:
+        """Remove it while the image is looked at: tens of thousands of files take seconds."""
+        threading.Thread(target=self._forget, name="discard-sandbox").start()
 
     def _write_steps(self) -> None:
         ctx = self._ctx

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.builders import choice
 from diamond.agent.builders.base import Builder, BuildProblem, CommandFailed
+from diamond.agent.builders.borrowing import borrow
 from diamond.agent.builders.build import Bench, check_space, context, finish, say
 from diamond.agent.builders.inspect import inspect
 from diamond.agent.builders.store import measure, write_json
@@ -63,17 +64,22 @@ def take_in(bench: Bench) -> ImageFacts:
 
 
 def take_over(bench: Bench) -> ImageFacts:
-    """Use an image that another account built on this file system, where it is, if this account may read it."""
+    """Use an image that lies on this file system, if this account may read it: where it is, if nobody else can change
+    it there; otherwise a copy, or its owner could put another in its place after it was checked."""
     work = bench.work
     source = Path(work.source_path)
     builder = _builder(bench)
     if not source.is_absolute() or source.name != builder.suffix or builder.suffix == "image.ref":
         raise BuildProblem(f"{source} is not an image that can be shared in place", hint="copy it", code="link")
+    (bench.folder / "publish").mkdir()
+    image = bench.folder / "publish" / builder.suffix
     try:
-        found, _ = measure(source)
-    except OSError as error:
+        check_space(bench, measure(source, digest=False)[1])
+        found, is_copy = borrow(source, image)
+    except (OSError, shutil.Error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "not all of it could be copied"
         raise BuildProblem(
-            f"{source} cannot be read by this account: {error.strerror}",
+            f"{source} cannot be taken over by this account: {why}",
             hint="its owner can make it readable (chmod), or it is copied through the service",
             code="link",
         ) from error
@@ -83,9 +89,7 @@ def take_over(bench: Bench) -> ImageFacts:
             hint="copy it through the service",
             code="digest",
         )
-    (bench.folder / "publish").mkdir()
-    image = bench.folder / "publish" / builder.suffix
-    os.symlink(source, image)
+    say("copied: others may change it where it lies" if is_copy else f"used where it is: {source}")
     return _settle(bench, builder, image)
 
 

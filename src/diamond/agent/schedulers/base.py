@@ -33,6 +33,8 @@ class Submission:
         partition: the queue to use; empty leaves it to the scheduler.
         after: name of a job of this scheduler that must be over, however it ended, before this one may start.
         slurm: what the task says to Slurm in particular; other schedulers ignore it.
+        user: who asked, for schedulers that share between users themselves.
+        asked_by: the same, where that is not the endpoint's owner, for the scheduler's own records.
         on_login: for the machine the agent runs on, also where that is only a cluster's login node.
     """
 
@@ -52,6 +54,8 @@ class Submission:
     after: str = ""
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     on_login: bool = False
+    user: str = ""
+    asked_by: str = ""
 
     @property
     def warning_s(self) -> float | None:

@@ -15,7 +15,7 @@ from diamond.agent.machine import is_disk_full
 from diamond.agent.schedulers.base import Observed, final_state
 from diamond.agent.schedulers.causes import KillCause, load_cause
 from diamond.core.reasons import Reason
-from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit, read_first_failed_rank
+from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit, read_first_failed_rank, read_hang
 from diamond.core.scripts import ALREADY_STARTED, NO_RUN_DIR
 
 # With these the script (or the shell in its place) says that it never began: 126 and 127 are the shell's own.
@@ -116,6 +116,8 @@ def _reason(
         return Reason.DISK_FULL, f"no space left in {run_dir}"
     if record is None:
         return _without_record(run_dir, number, ending)
+    if record.phase == "run" and (hang := read_hang(RunDir(run_dir))):
+        return Reason.HUNG, hang
     where = "setup" if record.phase == "setup" else "the command"
     rank = read_first_failed_rank(RunDir(run_dir)) if record.phase == "run" else None
     by = f"; rank {rank} failed first" if rank is not None else ""

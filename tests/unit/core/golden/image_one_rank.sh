@@ -30,7 +30,7 @@ finish() {
 # Your variables are set in the image, where your commands run; out here they could harm this script.
 DIAMOND_BASH=$BASH
 enter() {
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl
   cd work || exit 73
 }
 

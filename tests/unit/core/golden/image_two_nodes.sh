@@ -32,7 +32,7 @@ finish() {
 # Your variables are set in the image, where your commands run; out here they could harm this script.
 DIAMOND_BASH=$BASH
 enter() {
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl
   cd work || exit 73
 }
 
@@ -41,12 +41,16 @@ exec 3>&2 2> /dev/null
 DIAMOND_PYTHON=$(command -v python3 || command -v python3)
 DIAMOND_SRUN=$(command -v srun)
 export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 20000))
+read -r DIAMOND_LAUNCH_KEY < /proc/sys/kernel/random/uuid
+export DIAMOND_LAUNCH_KEY
 (enter
  exec "$DIAMOND_SRUN" --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --export=ALL \
    "$DIAMOND_PYTHON" "$DIAMOND_RUN_DIR/launch.py" --ranks 4 --nodes 2 --warning-file "$DIAMOND_RUN_DIR/warning" -- \
    "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/inside.sh" run) 2>&3 3>&- &
 child=$!
 trap 'warned=1; : > warning' USR1
+# Warned before there was anybody to tell: once the program had time to say that it listens.
+if [[ -n $warned ]]; then (sleep 2; warned=1; : > warning) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

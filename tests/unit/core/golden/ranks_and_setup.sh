@@ -30,7 +30,7 @@ finish() {
 # Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
 DIAMOND_BASH=$BASH
 enter() {
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl
   cd work || exit 73
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
 }

@@ -10,6 +10,7 @@ cd -- /scratch/me/jobs/job_04 || exit 73
 
 if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
 
+measuring=
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
 # (after a crash between submitting and noting it) ends here without having done anything.
 { read -r stat < "/proc/$$/stat"; read -r boot < /proc/sys/kernel/random/boot_id; } 2>/dev/null
@@ -23,6 +24,7 @@ began=${EPOCHREALTIME:-$(date +%s)} more=false
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
+  if [[ -n $measuring ]]; then kill "$measuring"; fi
   if [[ $1 == run && ( $2 -eq 85 || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
   printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
     "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
@@ -34,7 +36,8 @@ finish() {
 # Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
 DIAMOND_BASH=$BASH
 enter() {
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED=0
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED=0
+  export DIAMOND_ENDS_AT=${SLURM_JOB_END_TIME:-$((${began%%[.,]*} + 3600))}
   cd work || exit 73
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
   export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}"'/home/me/it'"'"'s/diamond-agent.pyz'
@@ -54,6 +57,9 @@ for name in cuda/12.4 'it'"'"'s'; do module load "$name" 2>&3 || {
 }; done
 (enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
 : > setup.done
+# What the job uses of this node, for its curves.
+"$BASH" measure.sh util.jsonl < /dev/null > /dev/null 2>&1 3>&- &
+measuring=$!
 warn() {
   local process stat fields key value
   warned=1
@@ -72,6 +78,8 @@ export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
 child=$!
 trap 'warn' USR1
+# Warned before there was anybody to tell: once the program had time to say that it listens.
+if [[ -n $warned ]]; then (sleep 2; warn) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

@@ -32,7 +32,7 @@ finish() {
 # Your variables are set in a subshell, so that none of them (PATH, a name used above) can harm this script.
 DIAMOND_BASH=$BASH
 enter() {
-  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl
+  export DIAMOND_RUN_DIR=$PWD DIAMOND_METRICS_FILE=$PWD/metrics.jsonl DIAMOND_TRAIN_FILE=$PWD/train.jsonl
   cd work || exit 73
   while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
 }
@@ -55,6 +55,8 @@ session=${fields[4]}
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &
 child=$!
 trap 'warn' USR1
+# Warned before there was anybody to tell: once the program had time to say that it listens.
+if [[ -n $warned ]]; then (sleep 2; warn) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
 finish run "$((again == 127 ? code : again))"

@@ -125,8 +125,9 @@ class Endings:
         limit_s, warn_s = job.submission.time_limit_s, job.submission.warning_s
         if limit_s is not None and warn_s is not None:
             ran_s = boot_clock_s() - began_s
-            if ran_s < limit_s - warn_s:
-                self._timers.add(limit_s - warn_s - ran_s, lambda: self._warn(job), job)
+            # Late is better than never: an agent that was away when it was due warns at once. Without a warning, a
+            # link of a chain that is ended by the limit would count as having finished its task.
+            self._timers.add(max(0.0, limit_s - warn_s - ran_s), lambda: self._warn(job), job)
             detail = f"the limit was {format_duration(limit_s)}"
             self._timers.add(max(0.0, limit_s - ran_s), lambda: self.end(job, Reason.TIME_LIMIT, detail), job)
         if job.submission.mem_bytes:

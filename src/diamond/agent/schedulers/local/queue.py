@@ -1,6 +1,7 @@
 """Who goes next on one machine: the waiting line and the slots. Pure: no clock, no process, no file.
 
-Order is priority (higher first), then submission. A job may always pass a blocked one when it takes nothing that one
+Order is priority (higher first), then whose user holds fewest cores now, then submission: users take turns, however
+many jobs one of them has. A job may always pass a blocked one when it takes nothing that one
 waits for. One that does may pass only among equals (same priority), and only while the blocked one has waited less than
 `PATIENCE_S` at the head; from then on what becomes free is kept for it, so that a stream of small jobs cannot
 starve it.
@@ -9,7 +10,9 @@ starve it.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
 
 from diamond.agent.gpus import GpuSlot
 from diamond.agent.schedulers.base import Submission
@@ -29,6 +32,7 @@ class Slots:
         self.free_cpus = cpus
         self.free_mem_bytes = mem_bytes
         self.free_gpus = set(self.gpus)
+        self.held_cpus: dict[str, int] = {}  # by user
 
     def why_never(self, job: Submission) -> str:
         """Why this machine can never run the job, naming the number; empty when it can."""
@@ -69,12 +73,16 @@ class Slots:
         """Hand out what the job asks (or, when adopting, exactly the GPUs it has); returns the GPU indices."""
         chosen = tuple(self._matching(job, self.free_gpus)[: job.gpus] if gpus is None else gpus)
         self.free_cpus -= job.cpus
+        self.held_cpus[job.user] = self.held_cpus.get(job.user, 0) + job.cpus
         self.free_mem_bytes -= job.mem_bytes
         self.free_gpus -= set(chosen)
         return chosen
 
     def give_back(self, job: Submission, gpus: Sequence[int]) -> None:
         self.free_cpus += job.cpus
+        self.held_cpus[job.user] -= job.cpus
+        if not self.held_cpus[job.user]:
+            del self.held_cpus[job.user]
         self.free_mem_bytes += job.mem_bytes
         self.free_gpus |= set(gpus) & set(self.gpus)
 
@@ -86,30 +94,54 @@ class Line:
     """The waiting jobs in order. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._line: list[tuple[int, int, str]] = []
-        self._keys: dict[str, tuple[int, int, str]] = {}
-        self._blocked_since: dict[str, float] = {}
+        # By rank (the lower, the sooner) and user: order and name, sorted.
+        self._lines: dict[int, dict[str, list[tuple[int, str]]]] = {}
+        self._keys: dict[str, tuple[int, str, int]] = {}
+        self._blocked_since: dict[str, float] = {}  # of those that have been at the head
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._keys)
 
-    def add(self, name: str, *, priority: int, order: int) -> None:
-        key = (-priority, order, name)
-        self._keys[name] = key
-        bisect.insort(self._line, key)
+    def add(self, name: str, *, priority: int, order: int, user: str = "") -> None:
+        self._keys[name] = (-priority, user, order)
+        bisect.insort(self._lines.setdefault(-priority, {}).setdefault(user, []), (order, name))
 
     def remove(self, name: str) -> None:
         key = self._keys.pop(name, None)
         self._blocked_since.pop(name, None)
-        if key is not None:
-            del self._line[bisect.bisect_left(self._line, key)]
+        if key is None:
+            return
+        rank, user, order = key
+        line = self._lines[rank][user]
+        del line[bisect.bisect_left(line, (order, name))]
+        if not line:
+            del self._lines[rank][user]
+            if not self._lines[rank]:
+                del self._lines[rank]
+
+    def _in_turn(self, held: dict[str, int], now_s: float) -> Iterator[tuple[int, str]]:
+        """Rank and name of each job in the order of its turn; lazily, since a line may be long.
+
+        Whoever has lost patience at the head stays there, though their user may hold more than others by now.
+        """
+        overdue = [name for name, since in self._blocked_since.items() if now_s - since > PATIENCE_S]
+        first = sorted((*self._keys[name][::2], name) for name in overdue)
+        for rank in sorted(self._lines):
+            ahead = [name for above, _, name in first if above == rank]
+            yield from ((rank, name) for name in ahead)
+            users = sorted(self._lines[rank], key=lambda user: held.get(user, 0))
+            for _, equals in itertools.groupby(users, key=lambda user: held.get(user, 0)):
+                for _, name in heapq.merge(*(self._lines[rank][user] for user in equals)):
+                    if name not in ahead:
+                        yield rank, name
 
     def next(self, slots: Slots, jobs: dict[str, Submission], now_s: float) -> tuple[str | None, dict[str, str]]:
         """The job to start now (None: none), and what those it passes, or that head the line, wait for."""
         waiting: dict[str, str] = {}
         guarded: list[tuple[int, Submission]] = []
         lost_patience = False
-        for position, (rank, _, name) in enumerate(self._line[: LOOK_BEHIND + 1]):
+        turns = itertools.islice(self._in_turn(slots.held_cpus, now_s), LOOK_BEHIND + 1)
+        for position, (rank, name) in enumerate(turns):
             job = jobs[name]
             why = slots.why_not_now(job)
             if not why:

@@ -206,7 +206,8 @@ class LocalScheduler(LocalShells):
         elif why := self._slots.why_never(job.submission):
             self._over(job, Reason.REJECTED, why)
         else:
-            self._line.add(name, priority=job.submission.priority, order=job.spooled.order)
+            asked = job.submission
+            self._line.add(name, priority=asked.priority, order=job.spooled.order, user=asked.user)
             self._submissions[name] = job.submission
 
     def _adopt(self, job: LocalJob, tries: int = 0) -> None:

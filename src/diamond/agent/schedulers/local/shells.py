@@ -41,7 +41,9 @@ def job_environment(pid: int, run_dir: Path) -> Mapping[str, str]:
     except OSError as error:
         raise NotFound("the job has just ended") from error
     in_image = RunDir(run_dir).inside.exists()
-    own = b"" if in_image else read_small(RunDir(run_dir).env, _ENV_BYTES) or b""
+    # Where the image sets them, they are not put into what starts it.
+    files = () if in_image else (RunDir(run_dir).env, RunDir(run_dir).secrets)
+    own = b"".join(read_small(file, _ENV_BYTES) or b"" for file in files)
     found: dict[str, str] = {}
     for block in (given, b"DIAMOND_METRICS_FILE=" + os.fsencode(RunDir(run_dir).stream("metrics")) + b"\0", own):
         for pair in block.split(b"\0"):

@@ -62,6 +62,7 @@ def save(spooled: Spooled) -> None:
         "priority": job.priority,
         "num_nodes": job.num_nodes,
         "envs": dict(job.envs),
+        "user": job.user,
         "order": spooled.order,
         "oom_kills": spooled.oom_kills,
         "assigned_gpus": spooled.gpus,
@@ -93,6 +94,7 @@ def load(run_dir: Path) -> Spooled | None:
                 priority=whole(raw["priority"], -_MOST, _MOST),
                 num_nodes=whole(raw["num_nodes"], 1, _MOST),
                 envs={_text(name): _text(value) for name, value in raw["envs"].items()},
+                user=_text(raw.get("user", "")),  # an older agent wrote none
             ),
             order=whole(raw["order"], 0, 2**63 - 1),
             oom_kills=whole(raw["oom_kills"], 0, _MOST),

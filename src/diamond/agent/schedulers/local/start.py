@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from diamond.agent.gpus import GpuSlot
@@ -50,4 +51,6 @@ def environment(job: Submission, gpus: Sequence[GpuSlot], hide_other_gpus: bool)
         "DIAMOND_CPUS": str(job.cpus),
         "DIAMOND_RUN_DIR": str(job.run_dir),  # also marks processes that leave the job's session
     }
+    if job.time_limit_s is not None:
+        own["DIAMOND_ENDS_AT"] = f"{time.time() + job.time_limit_s:.0f}"  # when it is made to end
     return env | dict(job.envs) | own

@@ -23,7 +23,7 @@ from diamond.agent.schedulers.slurm import facts as slurm_facts
 from diamond.agent.schedulers.slurm.commands import Commands
 from diamond.core import sites
 from diamond.core.codec import decode, encode
-from diamond.core.endpoints import EndpointFacts
+from diamond.core.endpoints import EndpointFacts, NodeUse
 from diamond.core.errors import DiamondError
 from diamond.core.rundir import read_json, write_atomic
 
@@ -49,6 +49,8 @@ class Found:
     cpus_used: int = 0
     mem_bytes_used: int = 0
     gpus_used: dict[str, int] = field(default_factory=dict)
+    nodes: tuple[NodeUse, ...] = ()
+    nodes_at: float = 0.0  # Unix seconds
     config: dict[str, str] = field(default_factory=dict)
     refuses: tuple[str, ...] = ()  # options for which this site, if it is a known one, turns jobs away
 
@@ -64,6 +66,8 @@ def with_usage(found: Found, nodes: list[slurm_facts.Node]) -> Found:
         cpus_used=sum(node.cpus_used for node in nodes),
         mem_bytes_used=sum(node.mem_bytes_used for node in nodes),
         gpus_used={model: count for model, count in gpus_used.items() if count},
+        nodes=slurm_facts.use_of(nodes, {partition.name for partition in found.facts.partitions}),
+        nodes_at=time.time(),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from diamond.agent.schedulers.base import Submission
 from diamond.agent.schedulers.slurm.hostlist import compress
-from diamond.core.endpoints import EndpointFacts, Gpu, NodeGroup, Partition
+from diamond.core.endpoints import EndpointFacts, Gpu, NodeGroup, NodeUse, Partition
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -19,6 +19,7 @@ _GIB = 1024**3
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_/:]*)=")
 _UNUSABLE = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "INVAL", "INVALID_REG", "FUTURE"}
 _UNUSABLE |= {"UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN_FAILED"}
+_KEPT = {"RESERVED", "MAINT", "MAINTENANCE", "COMPLETING", "BLOCKED", "REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED"}
 _NOTHING = {"", "(null)", "N/A", "n/a", "NONE", "None", "UNLIMITED", "Unlimited", "INFINITE", "infinite", "ALL", "all"}
 _COUNT = re.compile(r"(\d+)([KMGT]?)")
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -95,9 +96,22 @@ class Node:
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     is_usable: bool = True
+    is_kept: bool = False  # for a reservation, maintenance, or until a job before has cleared it
     cpus_used: int = 0
     mem_bytes_used: int = 0
     gpus_used: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a job could have all of it."""
+        busy = self.cpus_used or self.mem_bytes_used or any(self.gpus_used.values())
+        return self.is_usable and not self.is_kept and not busy
+
+    @property
+    def gpus_free(self) -> int:
+        if not self.is_usable or self.is_kept:
+            return 0
+        return max(0, sum(self.gpus.values()) - sum(self.gpus_used.values()))
 
 
 def parse_nodes(text: str) -> list[Node]:
@@ -116,7 +130,9 @@ def parse_nodes(text: str) -> list[Node]:
                 mem_bytes=max(0, memory) * _MIB,
                 gpus=parse_gres(raw.get("Gres", "")),
                 features=_names(raw.get("AvailableFeatures", raw.get("Features", ""))),
-                partitions=_names(raw.get("Partitions", "")),
+                # "all" is the name of one here, and no word for them all.
+                partitions=tuple(name for name in raw.get("Partitions", "").split(",") if name not in ("", "(null)")),
+                is_kept=bool(states & _KEPT),
                 is_usable=not states & _UNUSABLE and "*" not in raw.get("State", ""),
                 cpus_used=_number(raw.get("CPUAlloc", "")) or 0,
                 mem_bytes_used=(_number(raw.get("AllocMem", "")) or 0) * _MIB,
@@ -124,6 +140,28 @@ def parse_nodes(text: str) -> list[Node]:
             )
         )
     return nodes
+
+
+def use_of(nodes: Iterable[Node], partitions: Collection[str]) -> tuple[NodeUse, ...]:
+    """How the nodes of these partitions stand, by kind of GPU and the partitions they are in."""
+    kinds: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Node]] = {}
+    for node in nodes:
+        where = tuple(sorted(name for name in node.partitions if name in partitions))
+        if where:
+            models = tuple(sorted(model for model, count in node.gpus.items() if count))
+            kinds.setdefault((models, where), []).append(node)
+    return tuple(
+        NodeUse(
+            gpus=models,
+            partitions=where,
+            nodes=len(same),
+            free=sum(node.is_free for node in same),
+            down=sum(not node.is_usable for node in same),
+            gpus_total=sum(sum(node.gpus.values()) for node in same),
+            gpus_free=sum(node.gpus_free for node in same),
+        )
+        for (models, where), same in sorted(kinds.items())
+    )
 
 
 def _groups(nodes: Iterable[Node], limits: Mapping[str, str]) -> tuple[NodeGroup, ...]:

@@ -78,7 +78,9 @@ def sbatch_argv(job: Submission, *, after_id: str = "", refuses: Collection[str]
     argv += [f"--{name}={value}" for name, value in named.items() if value]
     if asked.exclusive:
         argv.append("--exclusive")
-    return [*argv, *asked.extra, str(job.script)]
+    # Last, so that a task cannot hide who asked for it behind a comment of its own.
+    comment = [f"--comment=diamond: asked by {job.asked_by}"] if job.asked_by else []
+    return [*argv, *asked.extra, *comment, str(job.script)]
 
 
 def literal(path: Path) -> str:

@@ -145,6 +145,8 @@ class SlurmScheduler:
             jobs_running=running,
             jobs_queued=len(live) - running,
             warnings=(warning,) if warning else (),
+            nodes=found.nodes,
+            nodes_at=found.nodes_at,
         )
 
     def close(self) -> None:

@@ -30,7 +30,11 @@ cd -- "$DIAMOND_RUN_DIR/work" || exit {NO_RUN_DIR}
 if [[ -e $DIAMOND_RUN_DIR/inside.sh ]]; then
   set -- "$BASH" "$DIAMOND_RUN_DIR/inside.sh" -- "$@"
 else
-  while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/env"
+  for file in env secrets; do
+    if [[ -r $DIAMOND_RUN_DIR/$file ]]; then
+      while IFS= read -r -d '' DIAMOND_PAIR; do export "$DIAMOND_PAIR"; done < "$DIAMOND_RUN_DIR/$file"
+    fi
+  done
 fi
 trap : HUP INT QUIT TERM USR1 USR2
 exec 3>&2 2> /dev/null

@@ -1,0 +1,138 @@
+"""A training in words, the same for pages and terminals. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from diamond.core.durations import format_duration
+from diamond.core.training import Measure, Slowest, Training
+
+PART_NAMES = {
+    "compute_s": "Compute",
+    "comm_s": "Communication",
+    "data_s": "Data",
+    "save_s": "Checkpoints",
+    "other_s": "Other",
+}
+
+
+class Part(NamedTuple):
+    """What a part of a step takes; `share` of all parts, from 0 to 1."""
+
+    key: str
+    name: str
+    seconds: float
+    share: float
+
+
+def parts(measure: Measure) -> list[Part]:
+    """Where the time of a step goes; nothing when that is not known."""
+    found = measure.parts
+    total = sum(found.values())
+    if total <= 0:
+        return []
+    return [
+        Part(key.removesuffix("_s"), PART_NAMES[key], seconds, seconds / total)
+        for key, seconds in found.items()
+        if seconds / total >= 0.0005 or key in ("compute_s", "comm_s", "data_s")
+    ]
+
+
+def progress(measure: Measure) -> str:
+    """``step 1,200 of 10,000``."""
+    return f"step {measure.step:,}" + (f" of {measure.until:,}" if measure.until is not None else "")
+
+
+def outlook(training: Training) -> list[str]:
+    """How long it still takes and in how many jobs, as sentences; none when that is not known."""
+    left, jobs, walltime_s = training.remaining_s, training.jobs_expected, training.walltime_s
+    if left is None:
+        return []
+    if left == 0:
+        return ["All steps are done."]
+    said = [f"About {about(left)} of training left at this pace."]
+    if walltime_s is None:
+        pass
+    elif jobs is None:
+        said.append(f"A job of {length(walltime_s)} is too short to get further.")
+    elif jobs == 0:
+        said.append("It should be done within this job.")
+    elif training.chained:
+        said.append(f"About {jobs:,} more {'job' if jobs == 1 else 'jobs'} of {length(walltime_s)} expected.")
+    elif training.over_s is None:
+        said.append(f"That is longer than its job may run ({length(walltime_s)}), and none follows it.")
+    if training.over_s is not None:
+        said.append(
+            f"That is {about(training.over_s)} more than max_duration leaves it: run it again with a larger one."
+        )
+    return said
+
+
+def slowest(rank: Slowest) -> str:
+    where = f" on {rank.host}" if rank.host else ""
+    return f"Rank {rank.rank}{where} computes {rank.ratio:.1f} times as long as the others."
+
+
+def noise(measure: Measure) -> str:
+    """What the gradient noise scale means."""
+    said = "Batches much larger than this gain little."
+    return f"{said} The batch is {measure.global_batch:,}." if measure.global_batch else said
+
+
+def batch(measure: Measure) -> str:
+    """``256 = 64 × 4 ranks``."""
+    if measure.global_batch is None:
+        return ""
+    words = f"{measure.global_batch:,}"
+    if measure.per_rank is None or measure.world == 1:
+        return words
+    again = f" × {measure.accumulate}" if measure.accumulate and measure.accumulate > 1 else ""
+    return f"{words} = {measure.per_rank:,}{again} × {measure.world:,} ranks"
+
+
+def where(measure: Measure) -> str:
+    """``4 ranks on 2 nodes, NVIDIA H200, ddp, bf16``."""
+    ranks = "1 rank" if measure.world == 1 else f"{measure.world:,} ranks"
+    nodes = "" if measure.nodes == 1 else f" on {measure.nodes:,} nodes"
+    return ", ".join(each for each in (ranks + nodes, measure.device, measure.parallel, measure.precision) if each)
+
+
+def checkpoints(measure: Measure) -> str:
+    """``3, one every 1m 12s; each takes 1.20 s and holds the training up for 30.0 ms``."""
+    saves = measure.saves
+    if saves is None or saves.count == 0:
+        return ""
+    words = f"{saves.count:,}"
+    if saves.interval_s:
+        words += f", one every {length(saves.interval_s)}"
+    if saves.took_s is not None:
+        words += f"; each takes {moment(saves.took_s)}"
+        if saves.blocked_s is not None:
+            words += f" and holds the training up for {moment(saves.blocked_s)}"
+    return words
+
+
+def length(seconds: float) -> str:
+    """``1h`` rather than ``1h 00m``."""
+    return re.sub(r" 00[hms]$", "", format_duration(max(1.0, seconds) if seconds > 0 else 0))
+
+
+def about(seconds: float) -> str:
+    """A length of time that is not known to the second."""
+    return length(seconds if seconds < 600 else round(seconds / 60) * 60)
+
+
+def moment(seconds: float) -> str:
+    """``210 ms``, ``1.52 s``, ``3m 05s``."""
+    if seconds >= 60:
+        return format_duration(seconds)
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    ms = seconds * 1000
+    return f"{ms:.0f} ms" if ms >= 100 or ms == 0 else f"{ms:.1f} ms" if ms >= 0.1 else f"{ms * 1000:.0f} µs"
+
+
+def rate(number: float) -> str:
+    """``1,219``, ``12.3``."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
