@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,20 +19,28 @@ from diamond.core.errors import DiamondError
 from diamond.server.api import ROUTERS
 from diamond.server.api.answers import ERROR_HANDLERS, Json
 from diamond.server.api.documents import document
-from diamond.server.api.runtime import Runtime
+from diamond.server.api.events import keep_waking
 from diamond.server.api.shells import keep_shells
 from diamond.server.auth import Authenticator, Failures
+from diamond.server.forwarding import FromOthers, ToFirst
+from diamond.server.headers import HostCheck, SecurityHeaders
 from diamond.server.hub import Hub
 from diamond.server.limits import BodyLimit
 from diamond.server.logs import RequestLog
+from diamond.server.looks import Looks
+from diamond.server.notifier import keep_audit_head, keep_notifying
+from diamond.server.open_streams import OpenStreams
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
-from diamond.server.services import endpoints, image_copies, planning, tasks
+from diamond.server.runtime import Runtime
+from diamond.server.services import collection, endpoints, image_copies, planning, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.shells import ShellLimits, ShellTable
 from diamond.server.settings import Settings
 from diamond.server.store import series
 from diamond.server.trust import Trust
-from diamond.server.web import landing
+from diamond.server.web import PAGES
+from diamond.server.web.error_pages import ErrorPages
+from diamond.server.workers import Place
 
 log = logging.getLogger("diamond.server")
 _LONGEST_PLANNING_PAUSE_S = 60.0
@@ -39,8 +48,14 @@ _AFTER_FAILURE_S = 5.0
 _SWEEP_EVERY_S = 86_400.0
 
 
-def create_app(ctx: Context, hub: Hub, settings: Settings, trust: Trust | None = None) -> FastAPI:
-    """The application over `ctx`. `hub` must be the one in `ctx`; `trust` is what agents are told about TLS."""
+def create_app(
+    ctx: Context, hub: Hub, settings: Settings, trust: Trust | None = None, place: Place | None = None
+) -> FastAPI:
+    """The application over `ctx`. `hub` must be the one in `ctx`; `trust` is what agents are told about TLS.
+
+    Args:
+        place: which of several workers this is; None: the only one.
+    """
     metrics = ServerMetrics(lambda: (tasks.counts(ctx), endpoints.counts(ctx)))
     limits = ShellLimits(
         per_task=settings.shells_per_task,
@@ -49,27 +64,36 @@ def create_app(ctx: Context, hub: Hub, settings: Settings, trust: Trust | None =
         patience_s=settings.shell_patience_s,
         idle_s=settings.shell_idle_s,
     )
+    authenticator = Authenticator(ctx, is_told=lambda: hub.connected)
+    hub.on("credentials", authenticator.forget)
     runtime = Runtime(
         ctx=ctx,
         hub=hub,
         settings=settings,
         metrics=metrics,
-        authenticator=Authenticator(ctx),
+        authenticator=authenticator,
         trust=trust or Trust(),
         failures=Failures(),
         shells=ShellTable(limits, hub.notify),
+        open_streams=OpenStreams(per_user=settings.streams_per_user, total=settings.max_streams),
+        looks=Looks(in_loop=ctx.db.is_sqlite),
     )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = settings.threads
+        # What is loaded by now stays: no collection needs to walk it again. Requests leave few cycles behind.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 50)
         hub.start()
+        work = [keep_planning, keep_sweeping, keep_shells, keep_notifying, keep_audit_head]
         background = [
-            asyncio.create_task(keep_planning(runtime)),
-            asyncio.create_task(keep_sweeping(runtime)),
-            asyncio.create_task(keep_shells(runtime)),
             asyncio.create_task(asyncio.to_thread(series.warm_up)),
+            asyncio.create_task(keep_waking(runtime)),
         ]
+        if place is None or place.is_first:
+            background += [asyncio.create_task(keep(runtime)) for keep in work]
         try:
             yield
         finally:
@@ -88,21 +112,38 @@ def create_app(ctx: Context, hub: Hub, settings: Settings, trust: Trust | None =
         redirect_slashes=False,
         exception_handlers={**ERROR_HANDLERS, ClientDisconnect: _gone},
         middleware=[
+            Middleware(SecurityHeaders),
+            Middleware(ErrorPages),
             Middleware(RequestLog, slow_s=settings.slow_request_s),
             Middleware(RequestMetrics, metrics=metrics),
-            Middleware(BodyLimit, max_json_bytes=settings.max_json_bytes, max_report_bytes=settings.max_report_bytes),
+            Middleware(HostCheck, settings=settings),
+            *_between_workers(settings, place),
+            Middleware(
+                BodyLimit,
+                max_json_bytes=settings.max_json_bytes,
+                max_report_bytes=settings.max_report_bytes,
+                body_timeout_s=settings.body_timeout_s,
+            ),
         ],
     )
     app.state.runtime = runtime
-    for router in (*ROUTERS, landing.router):
+    for router in (*ROUTERS, *PAGES):
         app.include_router(router)
-    app.state.routes = [route for router in (*ROUTERS, landing.router) for route in router.routes]
+    app.state.routes = [route for router in (*ROUTERS, *PAGES) for route in router.routes]
 
     async def openapi(_request: Request) -> Response:
         return Json(document(app))
 
     app.add_route("/openapi.json", openapi, include_in_schema=False)
     return app
+
+
+def _between_workers(settings: Settings, place: Place | None) -> list[Middleware]:
+    if place is None:
+        return []
+    if place.is_first:
+        return [Middleware(FromOthers, key=place.key)]
+    return [Middleware(ToFirst, socket_path=place.first_path, key=place.key, has_tls=settings.has_tls)]
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:
@@ -126,10 +167,18 @@ async def keep_planning(runtime: Runtime) -> None:
 
 
 async def keep_sweeping(runtime: Runtime) -> None:
-    """Remove uploads nobody finished and copies of images nobody fetches, once a day."""
+    """Remove what nothing refers to, uploads nobody finished and copies of images nobody fetches, once a day."""
     older_than_s = runtime.settings.partial_upload_days * 86_400
     with runtime.hub.subscribe() as subscription:
         while not runtime.hub.closing:
+            try:
+                # First: it finishes what it was killed in, of which the others see but files.
+                gone = await run_in_threadpool(collection.collect, runtime.ctx, older_than_s)
+                if gone.blobs:
+                    log.info("removed %d files that nothing refers to, %d bytes", gone.blobs, gone.num_bytes)
+            except Exception:
+                # Whatever it was, it must not end the sweeping; what was not removed is only waste.
+                log.exception("collecting files failed; trying again tomorrow")
             with suppress(OSError, DiamondError):
                 swept = await run_in_threadpool(runtime.ctx.blobs.sweep_partials, older_than_s)
                 if swept:

@@ -318,7 +318,8 @@ def _load_tables(database: Database, manifest: Manifest, staging: Path, progress
         command.upgrade(config, manifest.revision)
         tables = _reflect(connection)
         for table in reversed(tables.sorted_tables):
-            connection.execute(table.delete())  # what the migration itself put there
+            if connection.execute(sa.select(table).limit(1)).first():
+                connection.execute(table.delete())  # what the migration itself put there
         for table in tables.sorted_tables:
             if table.name in manifest.tables:
                 progress(f"table {table.name}", 0, 0)

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+_MAX_TOLD = 50_000  # topics whose last wake-up is remembered
 
 
 class Subscription:
@@ -55,6 +58,14 @@ class Hub:
         self._pending: set[str] = set()
         self._lock = threading.Lock()
         self._closing = False
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._told_at: dict[str, float] = {}
+        self._hears_since = time.time()
+
+    @property
+    def connected(self) -> bool:
+        """Whether what other processes notify is heard here now."""
+        return True
 
     @property
     def closing(self) -> bool:
@@ -73,9 +84,32 @@ class Hub:
 
     def notify(self, *topics: str) -> None:
         """Wake everybody subscribed to any of `topics`. Call it after the commit, never before."""
+        self.wake_here(*topics)
+
+    def wake_here(self, *topics: str) -> None:
+        """The same, of this process alone."""
+        if len(self._told_at) > _MAX_TOLD:
+            self._forget()
+        now = time.time()
+        for topic in topics:
+            self._told_at[topic] = now
+        for listener in [one for topic in topics for one in self._listeners.get(topic, ())]:
+            listener()
         wanted = [topic for topic in topics if topic in self._by_topic]
         if wanted:
             self._schedule(wanted)
+
+    def told_since(self, moment: float, *topics: str) -> bool:
+        """Whether somebody may have been woken for one of `topics` since then (seconds since 1970)."""
+        return moment < self._hears_since or any(self._told_at.get(topic, 0.0) >= moment for topic in topics)
+
+    def _forget(self) -> None:
+        self._hears_since = time.time()
+        self._told_at = {}
+
+    def on(self, topic: str, listener: Callable[[], None]) -> None:
+        """Call `listener`, from any thread, before anybody is woken for `topic`. It must be quick."""
+        self._listeners.setdefault(topic, []).append(listener)
 
     def close(self) -> None:
         """Wake everybody for good: the server is shutting down."""
@@ -84,6 +118,9 @@ class Hub:
 
     def wake_all(self) -> None:
         """Make every waiter look again, e.g. after a connection that carried wake-ups was lost."""
+        self._forget()
+        for listener in [one for listeners in self._listeners.values() for one in listeners]:
+            listener()
         self._schedule(list(self._by_topic))
 
     @contextmanager

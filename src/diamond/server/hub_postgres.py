@@ -37,6 +37,11 @@ class PostgresHub(Hub):
         self._outbox: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._hears = False
+
+    @property
+    def connected(self) -> bool:
+        return self._hears
 
     def start(self) -> None:
         super().start()
@@ -54,7 +59,7 @@ class PostgresHub(Hub):
         self._threads.clear()
 
     def notify(self, *topics: str) -> None:
-        super().notify(*topics)
+        self.wake_here(*topics)
         # Others may be waiting where nobody here is; before `start` there is nobody to carry it.
         if topics and self._threads:
             self._outbox.put(topics)
@@ -84,12 +89,16 @@ class PostgresHub(Hub):
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"LISTEN {_CHANNEL}")
+        self._hears = True
         self.wake_all()  # whatever happened while nobody listened
-        while not self._stopping.is_set():
-            for notification in connection.notifies(timeout=1.0, stop_after=100):
-                sender, topics = unpack_topics(notification.payload)
-                if sender != self._sender:
-                    super().notify(*topics)
+        try:
+            while not self._stopping.is_set():
+                for notification in connection.notifies(timeout=1.0, stop_after=100):
+                    sender, topics = unpack_topics(notification.payload)
+                    if sender != self._sender:
+                        self.wake_here(*topics)
+        finally:
+            self._hears = False
 
 
 def pack_topics(sender: str, topics: set[str]) -> Iterator[str]:

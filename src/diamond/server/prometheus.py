@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every first one, which nothing here reads
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CACHE_S = 5.0
+WORKERS_ENV = "PROMETHEUS_MULTIPROC_DIR"  # where several workers keep their counts together
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 
 
@@ -39,7 +41,11 @@ class ServerMetrics:
             registry=self.registry,
         )
         self.waiting = Gauge(
-            "diamond_http_waiting", "Long polls and live streams in flight.", ("route",), registry=self.registry
+            "diamond_http_waiting",
+            "Long polls and live streams in flight.",
+            ("route",),
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.stream_bytes = Counter(
             "diamond_stream_received_bytes", "Request bytes of agents' reports.", registry=self.registry
@@ -47,10 +53,17 @@ class ServerMetrics:
         self.blob_bytes = Counter(
             "diamond_blob_received_bytes", "Bytes of uploaded files taken in.", registry=self.registry
         )
-        self.registry.register(_Standing(counts))
+        self._standing = _Standing(counts)
+        self.registry.register(self._standing)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        if not os.environ.get(WORKERS_ENV):
+            return generate_latest(self.registry)
+        # Of all workers together, whichever of them was asked.
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        together.register(self._standing)
+        return generate_latest(together)
 
 
 class _Standing(Collector):

@@ -6,6 +6,8 @@ two. Must not open files or connections.
 
 from __future__ import annotations
 
+import ipaddress
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +25,15 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    return tuple(ipaddress.ip_network(item.strip(), strict=False) for item in text.split(",") if item.strip())
+
+
+def _checked_networks(text: str) -> str:
+    _networks(text)  # raises ValueError, which names what is no network
+    return text
+
+
 class Settings(BaseSettings):
     """Settings of one server process. Read once at start."""
 
@@ -33,7 +44,9 @@ class Settings(BaseSettings):
         description="Folder for everything Diamond keeps on this machine. Default `~/.diamond`.",
     )
     host: str = Field(
-        default="127.0.0.1", description="Address to listen on. Anything but a loopback address needs `allow_remote`."
+        default="127.0.0.1",
+        description="Address to listen on. Anything but a loopback address needs `multi_user`, and `tls` or "
+        "`allow_remote`.",
     )
     port: int = Field(
         default=DEFAULT_PORT, ge=0, le=65535, description="TCP port to listen on; 0 lets the system choose a free one."
@@ -61,10 +74,51 @@ class Settings(BaseSettings):
         description="File with the authority behind `tls_cert`, or behind the proxy in front, where systems do not "
         "know it by themselves. Agents pin it.",
     )
+    multi_user: bool = Field(
+        default=False,
+        description="Accounts, sign-in and projects for many people. Without it there is one user, and the server "
+        "listens on this machine only.",
+    )
+    login_token_days: float = Field(
+        default=90.0, gt=0, le=3660, description="How long a token works that `diamond login` got, in days."
+    )
+    identity_file: str = Field(
+        default="",
+        description="File that says who may sign in, and with which identity providers. Default: "
+        "`server/identity.toml` in the home folder, where there is one. See docs/identity.md.",
+    )
+    secret_key_file: str = Field(
+        default="",
+        description="File with the keys that secrets are encrypted with: one a line, 32 bytes in base64, the first for "
+        "new ones. Default: `server/secret.keys` in the home folder, made when it is first needed. Backups do not "
+        "hold it.",
+    )
+    secret_key: str = Field(
+        default="",
+        repr=False,
+        description="Those keys themselves, separated by commas, instead of a file: for where the environment comes "
+        "from a vault.",
+    )
+    single_user: bool = Field(
+        default=False,
+        description="Open an installation that has accounts as one user's again: its first administrator, without "
+        "sign-in. Without this it is refused.",
+    )
+    trusted_proxies: Annotated[str, AfterValidator(_checked_networks)] = Field(
+        default="",
+        description="Addresses or networks, by commas, of proxies whose `X-Forwarded-For` is believed.",
+    )
     database_url: str = Field(
         default="",
         description="`sqlite:///path` or `postgresql://user@host/name`. Default: `server/diamond.db` in the home "
         "folder. Give a password through libpq's own means (`PGPASSFILE`), so that no process list shows it.",
+    )
+    database_connections: int = Field(
+        default=32,
+        ge=4,
+        le=1000,
+        description="Connections to PostgreSQL that all workers hold together; each worker has two more for wake-ups. "
+        "Requests wait for a free one. PostgreSQL itself allows 100 unless `max_connections` says otherwise.",
     )
     sqlite_synchronous: Literal["FULL", "NORMAL", "OFF"] = Field(
         default="FULL",
@@ -72,7 +126,8 @@ class Settings(BaseSettings):
         "NORMAL is faster and may lose the last moments; OFF is for tests.",
     )
     embedded: str = Field(
-        default="", description="Name of the endpoint that `diamond up` runs on this machine; empty for none."
+        default="",
+        description="Name of the endpoint that `diamond up` runs on this machine; empty for none. For one user alone.",
     )
     log_cap_bytes: int = Field(
         default=256 * MIB,
@@ -89,6 +144,23 @@ class Settings(BaseSettings):
     max_report_bytes: int = Field(
         default=16 * MIB, ge=1024, description="Largest report of an agent (log bytes and states together)."
     )
+    header_timeout_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="A connection that has not sent a whole request head after this many seconds is closed.",
+    )
+    body_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds the server waits for a request's body in all, plus what the bytes that came would take at "
+        "4 KiB a second; then it is answered with 408.",
+    )
+    drain_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Every so many seconds it is looked whether a client takes its answer: one that took less than "
+        "1 KiB a second of what the buffers could not hold is hung up on.",
+    )
     shells_per_task: int = Field(
         default=8, ge=0, description="Shells (`diamond exec`, `diamond ssh`) that may be open in one task; 0 for none."
     )
@@ -102,11 +174,32 @@ class Settings(BaseSettings):
     shell_idle_s: float = Field(
         default=43_200.0, ge=1, description="A shell is ended after this many seconds without a byte either way."
     )
+    sessions_per_user: int = Field(
+        default=50,
+        ge=1,
+        description="Browsers that one user may be signed in with; one more ends the session used longest ago.",
+    )
+    tokens_per_user: int = Field(default=200, ge=1, description="Tokens of one user that may work at a time.")
+    projects_per_user: int = Field(
+        default=100, ge=0, description="Projects, beside their own, that one user may be an owner of by making them."
+    )
+    streams_per_user: int = Field(
+        default=32,
+        ge=1,
+        description="Live streams (of events, of logs) that one user may have open, in each server process.",
+    )
+    max_streams: int = Field(
+        default=2048, ge=1, description="Live streams of all users together, in each server process."
+    )
+    workers: int = Field(
+        default=1, ge=1, le=64, description="Server processes. More than one need PostgreSQL; about one for each core."
+    )
     threads: int = Field(
-        default=64,
+        default=8,
         ge=4,
         le=1000,
-        description="Requests that may work at the same time. Waiting requests (long polls, live streams) hold none.",
+        description="Requests that each worker works on at the same time; others wait their turn. Python runs one at "
+        "a time anyway, and more only get in each other's way. Waiting requests (long polls, live streams) hold none.",
     )
     slow_request_s: float = Field(
         default=1.0, gt=0, description="A request that takes longer than this many seconds is logged."
@@ -118,7 +211,37 @@ class Settings(BaseSettings):
         default="auto", description="Log lines as readable text or as JSON objects; auto: text on a terminal."
     )
     partial_upload_days: float = Field(
-        default=7.0, gt=0, description="An unfinished upload is removed after this many days without a byte."
+        default=7.0,
+        gt=0,
+        description="An unfinished upload is removed after this many days without a byte, an uploaded file or an "
+        "output after as many days in which nothing referred to it.",
+    )
+    smtp_host: str = Field(default="", description="Mail server that notices are handed to; empty: no e-mail is sent.")
+    smtp_port: int = Field(default=587, ge=1, le=65535, description="Its port; 465 speaks TLS from the first byte.")
+    smtp_starttls: bool = Field(
+        default=True, description="Send only after STARTTLS with a valid certificate. Off: plain, within a machine."
+    )
+    smtp_ca: str = Field(
+        default="",
+        description="File with the authority behind the mail server's certificate, where systems do not know it.",
+    )
+    smtp_user: str = Field(
+        default="", description="Name to sign in to the mail server with; empty: without signing in."
+    )
+    smtp_password_file: str = Field(default="", description="File with its password, readable by the server alone.")
+    mail_from: str = Field(
+        default="", description="Sender of the mails, e.g. `diamond@example.org`. Needed with `smtp_host`."
+    )
+    mail_domains: str = Field(default="", description="Domains, by commas, that notices may be mailed to; empty: any.")
+    webhook_allow_private: bool = Field(
+        default=False,
+        description="Let notices be sent to addresses inside this network (and, on this machine, by plain HTTP). Every "
+        "user could then have the server ask anything that it can reach there.",
+    )
+    audit_head_log: bool = Field(
+        default=False,
+        description="Write number and hash of the audit log's last entry to the server's log at start and every day. "
+        "Kept elsewhere, it shows whether the audit log was cut or written anew.",
     )
 
     @property
@@ -129,6 +252,10 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The database to open: what was set, else SQLite in the home folder."""
         return self.database_url or f"sqlite:///{self.home / 'server' / 'diamond.db'}"
+
+    @cached_property
+    def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        return _networks(self.trusted_proxies)
 
     @property
     def is_loopback(self) -> bool:

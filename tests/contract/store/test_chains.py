@@ -142,7 +142,11 @@ def test_the_next_link_waits_behind_the_one_that_runs(ahead: Cluster) -> None:
     ahead.tell(second.job_id, JobState.QUEUED, pending_reason="behind another job", expected_start_at=5.0)
     shown = ahead.task(task_id)
     assert (shown.state, shown.attempt, shown.pending_reason) == (TaskState.RUNNING, 1, "")
+    assert shown.jobs[-1].pending_reason == "behind another job"
     ahead.tell(second.job_id, JobState.RUNNING, started_at=ahead.clock() + HOUR)  # told before the end of the first
+    assert ahead.task(task_id).jobs[-1].pending_reason == "", "it waits no longer"
+    ahead.tell(second.job_id, JobState.QUEUED, pending_reason="told too late")
+    assert ahead.task(task_id).jobs[-1].pending_reason == ""
     ahead.end(first.job_id, Reason.TIME_LIMIT)
     shown = ahead.task(task_id)
     assert (shown.state, shown.attempt) == (TaskState.RUNNING, 2)

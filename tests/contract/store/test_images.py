@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ from diamond.server.services import (
 from diamond.server.services.context import Context
 from diamond.server.store.models import ReplicaRow, UserRow
 from testing.image_agent import ImageAgent
+from testing.uploads import upload
 
 RECIPE: dict[str, Any] = {"name": "env", "base": "docker://python:3.13-slim", "pip": ["numpy"], "test": "import-numpy"}
 FAILURE = BuildFailure(
@@ -209,8 +210,13 @@ def test_settling_is_repeatable_and_survives_a_crash_before_it(ctx: Context, use
     assert kinds.count("image.ready") == 1
 
 
-def test_two_users_of_one_name_do_not_meet(ctx: Context, user_id: str, other_id: str, agent: ImageAgent) -> None:
+def test_two_users_of_one_name_do_not_meet(
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
     made: dict[str, str] = {}
+    with pytest.raises(InvalidInput, match="no endpoint yet"):
+        image_builds.build(ctx, other_id, RECIPE)
+    lab("alpha")
 
     def ask(user: str) -> None:
         made[user] = image_builds.build(ctx, user, RECIPE)[0].image.id
@@ -238,14 +244,20 @@ def test_two_users_of_one_name_do_not_meet(ctx: Context, user_id: str, other_id:
 
 
 def test_a_shared_image_can_be_used_and_not_changed(
-    ctx: Context, user_id: str, other_id: str, agent: ImageAgent
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
 ) -> None:
     build(ctx, user_id)
     agent.finish()
     ref = f"{owner_name(ctx, user_id)}/env"
-    images.share(ctx, user_id, "env", "project")
+    with pytest.raises(InvalidInput, match="nobody would see it"):
+        images.share(ctx, user_id, "env", "project")
+    images.share(ctx, user_id, "env", "project", project="lab")
+    hidden = images.get(ctx, other_id, ref)
+    assert [(r.endpoint, r.state) for r in hidden.replicas] == [("(elsewhere)", "READY")], "that it is, not where"
+    lab("alpha")
     seen = images.get(ctx, other_id, ref)
-    assert (seen.is_mine, seen.visibility) == (False, "project")
+    assert (seen.is_mine, seen.visibility, seen.project) == (False, "project", "lab")
+    assert seen.replicas[0].endpoint == "alpha"
     assert [image.id for image in images.list_images(ctx, other_id)[0]] == [seen.id]
     with pytest.raises(NotFound) as caught:
         images.get(ctx, other_id, "env")
@@ -256,11 +268,11 @@ def test_a_shared_image_can_be_used_and_not_changed(
         image_copies.remove(ctx, other_id, ref)
     build_task = seen.replicas[0].task_id
     assert tasks.get(ctx, other_id, build_task).kind == "build", "its log can be read"
-    with pytest.raises(NotFound):
+    with pytest.raises(Forbidden, match="you can look at it"):
         tasks.cancel(ctx, other_id, build_task)
-    with pytest.raises(NotFound):
+    with pytest.raises(Forbidden, match="only its owner opens shells"):
         shells.find_place(ctx, other_id, build_task, NewShell(argv=("sh",)))
-    task, _ = tasks.create(ctx, other_id, {"run": "x", "resources": {"image_id": ref}})
+    task, _ = tasks.create(ctx, other_id, {"run": "x", "project": "lab", "resources": {"image_id": ref}})
     assert (task.state, task.image) == (TaskState.QUEUED, ref)
     with pytest.raises(Conflict, match=task.id):
         image_copies.remove(ctx, user_id, "env")
@@ -337,10 +349,9 @@ def test_a_suggested_base_is_resolved_for_the_endpoints_gpus(ctx: Context, user_
 
 def test_files_of_a_recipe_are_mounted_for_the_build(ctx: Context, user_id: str, agent: ImageAgent) -> None:
     data = b"hello"
-    blob = "sha256:" + hashlib.sha256(data).hexdigest()
-    ctx.blobs.put_bytes(blob, data)
+    blob = upload(ctx, user_id, data)
     item = BundleFile(path="a", size_bytes=5, digest=blob)
-    ref = bundles.register(ctx, encode(Manifest(files=(item,), is_file=True)))["ref"]
+    ref = bundles.register(ctx, encode(Manifest(files=(item,), is_file=True)), user_id)["ref"]
     with pytest.raises(InvalidInput, match="is not here") as caught:
         build(ctx, user_id, files={"/opt/x": "bundle:sha256:" + "0" * 64})
     assert caught.value.field == "files./opt/x"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +14,20 @@ from diamond.core.errors import Conflict, InvalidInput, NotFound
 from diamond.core.images import FACTS_FILE, ImageFacts, ReplicaState
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
-from diamond.server.services import image_builds, image_copies, image_drafts, image_settling, images, planning, tasks
+from diamond.server.services import (
+    image_builds,
+    image_copies,
+    image_drafts,
+    image_settling,
+    images,
+    planning,
+    quotas,
+    tasks,
+)
 from diamond.server.services.context import Context
-from diamond.server.store.models import TaskRow, UserRow
+from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow, UserRow
 from testing.image_agent import LOCK, ImageAgent
+from testing.uploads import upload
 
 RECIPE: dict[str, Any] = {"name": "env", "base": "docker://python:3.13-slim", "pip": ["numpy"]}
 
@@ -34,8 +44,9 @@ def at(ctx: Context, user_id: str, ref: str, endpoint: str) -> Any:
     return next(one for one in images.get(ctx, user_id, ref).replicas if one.endpoint == endpoint)
 
 
-def launch(ctx: Context, user_id: str, image_id: str, infra: str | None = None) -> Any:
-    return tasks.create(ctx, user_id, {"run": "x", "resources": {"image_id": image_id, "infra": infra}})[0]
+def launch(ctx: Context, user_id: str, image_id: str, infra: str | None = None, project: str | None = None) -> Any:
+    spec = {"run": "x", "project": project, "resources": {"image_id": image_id, "infra": infra}}
+    return tasks.create(ctx, user_id, spec)[0]
 
 
 def test_one_odd_result_does_not_hold_up_the_others(ctx: Context, user_id: str, agent: ImageAgent) -> None:
@@ -123,10 +134,9 @@ def test_the_beginning_of_a_digest_must_be_one_of_them(ctx: Context, user_id: st
         images.get(ctx, user_id, "env@sha256:abab")
 
 
-def exported(ctx: Context, **recipe: Any) -> dict[str, Any]:
+def exported(ctx: Context, user_id: str, **recipe: Any) -> dict[str, Any]:
     data = b"the payload"
-    digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    ctx.blobs.put_bytes(digest, data)
+    digest = upload(ctx, user_id, data)
     facts = ImageFacts(
         image_id="img_0000000000000000ab", recipe_digest="", builder="apptainer", architecture="x86_64", digest=digest
     )
@@ -146,13 +156,13 @@ def test_the_recipe_of_an_import_is_checked(
     ctx: Context, user_id: str, agent: ImageAgent, recipe: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        image_copies.import_image(ctx, user_id, **exported(ctx, **recipe))
+        image_copies.import_image(ctx, user_id, **exported(ctx, user_id, **recipe))
     assert caught.value.field == field
 
 
 def test_bases_that_lead_in_a_circle_are_not_followed(ctx: Context, user_id: str, agent: ImageAgent) -> None:
-    told = exported(ctx)
-    image_copies.import_image(ctx, user_id, **exported(ctx, name="loop", base=f"image:loop@{told['payload']}"))
+    told = exported(ctx, user_id)
+    image_copies.import_image(ctx, user_id, **exported(ctx, user_id, name="loop", base=f"image:loop@{told['payload']}"))
     agent.finish()
     beta = ImageAgent(ctx, user_id, "beta", architecture="aarch64")
     with pytest.raises(InvalidInput, match="not to be found"):
@@ -167,7 +177,7 @@ def test_bases_that_lead_in_a_circle_are_not_followed(ctx: Context, user_id: str
 def test_the_facts_of_an_import_are_checked(
     ctx: Context, user_id: str, agent: ImageAgent, fields: dict[str, Any]
 ) -> None:
-    told = exported(ctx)
+    told = exported(ctx, user_id)
     with pytest.raises(InvalidInput) as caught:
         image_copies.import_image(ctx, user_id, **{**told, "facts": {**told["facts"], **fields}})
     assert caught.value.field.startswith("facts")
@@ -180,7 +190,7 @@ def test_a_payload_somebody_waits_for_is_not_swept(ctx: Context, user_id: str, a
     clock.advance(image_copies.KEEP_PAYLOAD_S + 1)
     agent.hello()
     payload = "sha256:" + next(o.sha256 for o in tasks.get(ctx, user_id, task.id).outputs if o.path == "image.payload")
-    told = exported(ctx, name="again", pip=["scipy"]) | {"payload": payload}
+    told = exported(ctx, user_id, name="again", pip=["scipy"]) | {"payload": payload}
     image_copies.import_image(ctx, user_id, **told)
     assert image_copies.sweep_payloads(ctx) == 0 and ctx.blobs.has(payload)
     agent.finish()
@@ -198,15 +208,19 @@ def test_a_base_is_in_use_while_something_is_built_on_it(ctx: Context, user_id: 
     image_copies.remove(ctx, user_id, "env")
 
 
-def test_a_private_base_stays_private(ctx: Context, user_id: str, other_id: str, agent: ImageAgent) -> None:
+def test_a_private_base_stays_private(
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
     base_id, _ = ready(ctx, user_id, agent, name="secret", envs={"TOKEN": "x"})
     ready(ctx, user_id, agent, name="open", base="image:secret")
     images.share(ctx, user_id, "open", "public")
     beta = ImageAgent(ctx, user_id, "beta", architecture="aarch64")
     with ctx.db.read() as session:
         ref = f"{session.get_one(UserRow, user_id).name}/open"
-    task = launch(ctx, other_id, ref, "beta")
+    lab("beta")
+    task = launch(ctx, other_id, ref, "beta", "lab")
     order = beta.order()
+    assert order.user == "other", "the endpoint judges it by who asked"
     assert order.work is not None and order.work.image_id == base_id
     with pytest.raises(NotFound):
         tasks.get(ctx, other_id, order.task_id)
@@ -216,8 +230,11 @@ def test_a_private_base_stays_private(ctx: Context, user_id: str, other_id: str,
     assert tasks.get(ctx, other_id, task.id).state is TaskState.QUEUED
 
 
-def test_what_another_stops_is_begun_again(ctx: Context, user_id: str, other_id: str, agent: ImageAgent) -> None:
+def test_what_another_stops_is_begun_again(
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
     beta = ImageAgent(ctx, user_id, "beta", architecture="aarch64")
+    lab("beta")
     image_id, _ = ready(ctx, user_id, agent)
     images.share(ctx, user_id, "env", "public")
     theirs, _ = image_copies.copy(ctx, other_id, image_id, "beta")
@@ -271,3 +288,56 @@ def test_why_nobody_can_build_on_a_base(ctx: Context, user_id: str) -> None:
     with pytest.raises(InvalidInput, match="podman: no subordinate ids") as caught:
         image_builds.build(ctx, user_id, RECIPE)
     assert caught.value.field == "base" and "base: host" in caught.value.hint
+
+
+def test_an_endpoint_is_not_believed_about_sizes(ctx: Context, user_id: str, agent: ImageAgent) -> None:
+    """They count for quotas. One digest is one size, and of what came through the server the server knows it."""
+    payload = b"a payload that the server has counted"
+    digest = upload(ctx, user_id, payload)
+    facts = ImageFacts(
+        image_id="img_0000000000000000ab", recipe_digest="", builder="apptainer", architecture="x86_64", digest=digest,
+        size_bytes=1,
+    )  # fmt: skip
+    image_copies.import_image(ctx, user_id, recipe=RECIPE, facts=encode(facts), payload=digest)
+    agent.finish(size_bytes=1)
+    assert sizes(ctx, "env") == {("alpha", "READY", len(payload))}
+    assert quotas.get(ctx, "user", user_name(ctx, user_id)).used.storage_bytes == len(payload)
+
+    same = "sha256:" + "d" * 64
+    image_builds.build(ctx, user_id, {**RECIPE, "name": "other", "pip": ["scipy"]})
+    agent.finish(digest=same, size_bytes=7)
+    beta = ImageAgent(ctx, user_id, "beta", builders=("apptainer",))
+    image_builds.build(ctx, user_id, {**RECIPE, "name": "other", "pip": ["scipy"]}, endpoint="beta")
+    beta.finish(beta.order(), digest=same, size_bytes=5000)
+    assert sizes(ctx, "other") == {("alpha", "READY", 5000), ("beta", "READY", 5000)}
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 2**44 + 1, 2**62])
+def test_impossible_sizes_are_no_image(ctx: Context, user_id: str, agent: ImageAgent, size_bytes: int) -> None:
+    image_builds.build(ctx, user_id, RECIPE)
+    agent.finish(size_bytes=size_bytes)
+    assert sizes(ctx, "env") == {("alpha", "FAILED", 0)}
+
+
+def test_nobody_learns_the_size_of_anothers_file(ctx: Context, user_id: str, other_id: str, agent: ImageAgent) -> None:
+    theirs = upload(ctx, other_id, b"of another's")
+    image_builds.build(ctx, user_id, RECIPE)
+    agent.finish(digest=theirs, size_bytes=3)
+    assert sizes(ctx, "env") == {("alpha", "READY", 3)}
+
+
+def sizes(ctx: Context, name: str) -> set[tuple[str, str, int]]:
+    """What is counted for each result of an image."""
+    query = (
+        sa.select(EndpointRow.name, ReplicaRow.state, ReplicaRow.size_bytes)
+        .join(ReplicaRow, ReplicaRow.endpoint_id == EndpointRow.id)
+        .join(ImageRow, ImageRow.id == ReplicaRow.image_id)
+        .where(ImageRow.name == name)
+    )
+    with ctx.db.read() as session:
+        return {tuple(row) for row in session.execute(query)}
+
+
+def user_name(ctx: Context, user_id: str) -> str:
+    with ctx.db.read() as session:
+        return session.get_one(UserRow, user_id).name

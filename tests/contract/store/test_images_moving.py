@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from diamond.core.states import TaskState
 from diamond.server.services import image_builds, image_copies, image_drafts, images, tasks
 from diamond.server.services.context import Context
 from testing.image_agent import LOCK, ImageAgent
+from testing.uploads import upload
 
 RECIPE: dict[str, Any] = {"name": "env", "base": "docker://python:3.13-slim", "pip": ["numpy"]}
 
@@ -45,11 +45,10 @@ def test_an_export_brings_the_payload_once(ctx: Context, user_id: str, agent: Im
     assert image_copies.export(ctx, user_id, "env").id != task.id
 
 
-def exported(ctx: Context, **fields: Any) -> dict[str, Any]:
+def exported(ctx: Context, user_id: str, **fields: Any) -> dict[str, Any]:
     """What an export of another installation brings."""
     data = b"the payload"
-    digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    ctx.blobs.put_bytes(digest, data)
+    digest = upload(ctx, user_id, data)
     facts = ImageFacts(
         image_id="img_0000000000000000ab", recipe_digest="", builder="apptainer", architecture="x86_64",
         digest=digest, size_bytes=len(data), path="/elsewhere/image.sif",
@@ -59,9 +58,9 @@ def exported(ctx: Context, **fields: Any) -> dict[str, Any]:
 
 def test_an_import_is_taken_in_where_it_fits(ctx: Context, user_id: str, agent: ImageAgent) -> None:
     ImageAgent(ctx, user_id, "aaa", builders=("venv",))
-    made, is_new = image_copies.import_image(ctx, user_id, **exported(ctx), idempotency_key="k")
+    made, is_new = image_copies.import_image(ctx, user_id, **exported(ctx, user_id), idempotency_key="k")
     assert (made.how, made.replica.endpoint, is_new) == ("imported", "alpha", True)
-    again, is_new = image_copies.import_image(ctx, user_id, **exported(ctx), idempotency_key="k")
+    again, is_new = image_copies.import_image(ctx, user_id, **exported(ctx, user_id), idempotency_key="k")
     assert (again.task_id, is_new) == (made.task_id, False)
     order = agent.order()
     assert order.work is not None and order.work.facts is not None
@@ -70,13 +69,13 @@ def test_an_import_is_taken_in_where_it_fits(ctx: Context, user_id: str, agent: 
     assert list(order.spec.file_mounts) == ["image.payload"]
     agent.finish()
     assert images.get(ctx, user_id, "env").state is ReplicaState.READY
-    third, is_new = image_copies.import_image(ctx, user_id, **exported(ctx))
+    third, is_new = image_copies.import_image(ctx, user_id, **exported(ctx, user_id))
     assert (third.cached, is_new) == (True, False)
 
 
 def test_an_import_that_does_not_fit_is_rebuilt_from_its_lock(ctx: Context, user_id: str) -> None:
     arm = ImageAgent(ctx, user_id, "arm", architecture="aarch64")
-    made, _ = image_copies.import_image(ctx, user_id, **exported(ctx, name="renamed"))
+    made, _ = image_copies.import_image(ctx, user_id, **exported(ctx, user_id, name="renamed"))
     assert (made.how, made.image.name) == ("rebuilt", "renamed")
     order = arm.order()
     assert order.work is not None and (order.work.action, order.work.pins) == ("build", LOCK)
@@ -98,7 +97,7 @@ def test_imports_that_make_no_sense(
     ctx: Context, user_id: str, agent: ImageAgent, fields: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        image_copies.import_image(ctx, user_id, **exported(ctx, **fields))
+        image_copies.import_image(ctx, user_id, **exported(ctx, user_id, **fields))
     assert caught.value.field == field
     assert images.list_images(ctx, user_id, everything=True)[2] == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from diamond.core.states import TaskState
 from diamond.server.services import tasks, tokens
 from diamond.server.store.db import Database
-from diamond.server.store.models import Base
+from diamond.server.store.models import Base, HoldingRow
 from testing.context import make_context
 
 # As the first release wrote them; never change these rows, add new ones for later releases.
@@ -55,6 +56,51 @@ def test_a_database_of_the_first_release_keeps_its_data(database_url: str, tmp_p
     new, _ = tasks.create(ctx, "usr_00000000a", {"run": "true"})
     assert tasks.list_tasks(ctx, "usr_00000000a")[2] == 2
     assert new.state is TaskState.QUEUED
+    ctx.db.close()
+
+
+def test_owners_keep_the_bundles_that_their_tasks_and_images_name(database_url: str, tmp_path: Path) -> None:
+    """Before files had holders, whoever knew a digest had them; from then on, whose task or image names them."""
+    db = Database(database_url)
+    db.migrate("0006")
+    folder, mount, inside, recipe, said = (f"bundle:sha256:{letter * 64}" for letter in "abcde")
+    spec = {
+        "workdir": folder,
+        "file_mounts": {"x": mount, "y": folder},
+        "image": {"files": {"/z": inside}},
+        "run": said,
+    }
+    task = {"id": "tsk_00000000a", "name": "t", "spec": json.dumps(spec), "owner": "usr_00000000a"}
+    image = {
+        "id": "img_00000000a",
+        "name": "i",
+        "recipe": json.dumps({"files": {"/w": recipe}}),
+        "owner": "usr_00000000b",
+    }
+    with db.engine.begin() as connection:
+        for user_id, name in (("usr_00000000a", "alice"), ("usr_00000000b", "bob")):
+            user = {"id": user_id, "name": name}
+            connection.execute(sa.text("INSERT INTO users (id, name, created_at) VALUES (:id, :name, 1.0)"), user)
+        connection.execute(
+            sa.text(
+                "INSERT INTO tasks (id, owner_id, name, spec, state, desired, detail, attempt, priority,"
+                " pending_reason, outputs, created_at)"
+                " VALUES (:id, :owner, :name, :spec, 'SUCCEEDED', 'run', '', 1, 0, '', '[]', 1.0)"
+            ),
+            task,
+        )
+        connection.execute(
+            sa.text(
+                "INSERT INTO images (id, owner_id, name, recipe, recipe_digest, visibility, labels, created_at)"
+                " VALUES (:id, :owner, :name, :recipe, '', 'private', '{}', 1.0)"
+            ),
+            image,
+        )
+    db.close()
+    ctx = make_context(database_url, tmp_path)
+    with ctx.db.read() as session:
+        kept = {(row.holder, row.ref) for row in session.scalars(sa.select(HoldingRow))}
+    assert kept == {*(("usr_00000000a", ref) for ref in (folder, mount, inside)), ("usr_00000000b", recipe)}
     ctx.db.close()
 
 

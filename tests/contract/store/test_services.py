@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from typing import Any
 
@@ -19,6 +18,7 @@ from diamond.core.wire import Hello, JobReport, Report, StreamChunk
 from diamond.server.services import agents, bootstrap, bundles, endpoints, events, planning, tasks, tokens
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, JobRow
+from testing.uploads import upload
 
 FACTS = EndpointFacts(scheduler="local", nodes=1, cpus_per_node=4, mem_bytes_per_node=8 * 1024**3)
 
@@ -352,9 +352,8 @@ def test_impossible_tasks_are_refused_with_the_field(ctx: Context, user_id: str,
 
 
 def test_mounts_must_not_replace_files_of_the_workdir(ctx: Context, user_id: str, online: str) -> None:
-    blob = "sha256:" + hashlib.sha256(b"x").hexdigest()
-    ctx.blobs.put_bytes(blob, b"x")
-    ref = bundles.register(ctx, {"files": [{"path": "a/b", "digest": blob, "size_bytes": 1}]})["ref"]
+    blob = upload(ctx, user_id, b"x")
+    ref = bundles.register(ctx, {"files": [{"path": "a/b", "digest": blob, "size_bytes": 1}]}, user_id)["ref"]
     for target in ("a/b", "a/b/c"):
         with pytest.raises(InvalidInput, match="already has a file 'a/b'") as caught:
             tasks.create(ctx, user_id, {"run": "x", "workdir": ref, "file_mounts": {target: ref}})

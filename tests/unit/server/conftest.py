@@ -40,7 +40,7 @@ class World:
     def client(self, token: str | None = None) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self.user_token if token is None else token}"} if token != "" else {}
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers, timeout=30)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers, timeout=30)
 
     def run(self, test: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
         """Run an async test against the application, background work included."""

@@ -13,7 +13,12 @@ import pytest
 from diamond.core.bundles import BundleFile, Manifest
 from diamond.core.codec import encode
 from diamond.core.errors import InvalidInput, TooLarge
+from diamond.core.ids import new_id
+from diamond.core.states import JobState
+from diamond.core.tasks import Output
 from diamond.server.api.blobs import MAX_FRAME_BYTES, read_frames
+from diamond.server.services import quotas, tokens
+from diamond.server.store.models import UserRow
 
 from .conftest import World, launch
 
@@ -44,10 +49,11 @@ def test_upload_in_pieces_with_a_gap_and_download(world: World) -> None:
         assert rest.json() == {"received": len(data), "complete": True}
         again = await client.put(url, params=total, content=data)
         assert again.json()["complete"]
+        assert (await client.get(url)).content == data
+        ranged = await client.get(url, headers={"Range": "bytes=1000-"})
+        assert (ranged.status_code, ranged.content) == (206, data[1000:])
         async with world.client(world.agent_token) as agent:
-            assert (await agent.get(url)).content == data
-            ranged = await agent.get(url, headers={"Range": "bytes=1000-"})
-            assert (ranged.status_code, ranged.content) == (206, data[1000:])
+            assert (await agent.get(url)).status_code == 404, "no job of its needs it"
         assert (await client.post("/api/v1/blobs/missing", json={"digests": [digest]})).json() == {"missing": []}
 
     world.run(ask)
@@ -99,7 +105,7 @@ def test_what_arrived_before_a_broken_connection_is_kept(world: World) -> None:
         "headers": [(b"authorization", f"Bearer {world.user_token}".encode())],
     }
     asyncio.run(world.app(scope, receive, send))
-    assert world.ctx.blobs.partial_size(digest) == 60_000
+    assert world.ctx.blobs.partial_size(digest, world.user_id) == 60_000
 
 
 @pytest.mark.parametrize("step", [1, 7, 71, 72, 73, 1000, 10**6])
@@ -166,12 +172,101 @@ def test_a_bundle_from_manifest_to_task(world: World) -> None:
         await client.post("/api/v1/blobs/pack", content=framed(data))
         second = (await client.post("/api/v1/bundles", json=encode(manifest))).json()
         assert second["complete"] and second["ref"] == manifest.ref
+        wanted = [f"/api/v1/bundles/{manifest.digest}", f"/api/v1/blobs/{digest_of(data)}"]
         async with world.client(world.agent_token) as agent:
-            assert (await agent.get(f"/api/v1/bundles/{manifest.digest}")).json() == encode(manifest)
+            assert [(await agent.get(url)).status_code for url in wanted] == [404, 404]
         assert (await client.get(f"/api/v1/bundles/{digest_of(b'none')}")).status_code == 404
         assert (await client.get(f"/api/v1/bundles/{digest_of(data)}")).status_code == 422
-        await launch(client, workdir=second["ref"])
+        task = await launch(client, workdir=second["ref"])
+        async with world.client(world.agent_token) as agent:
+            assert (await agent.get(wanted[0])).json() == encode(manifest)
+            assert (await agent.get(wanted[1])).content == data
+            world.report(task["jobs"][0]["id"], state=JobState.SUCCEEDED)
+            assert [(await agent.get(url)).status_code for url in wanted] == [404, 404]
         escape = {"files": [{"path": "../x", "digest": digest_of(data), "size_bytes": 1}]}
         assert (await client.post("/api/v1/bundles", json=escape)).status_code == 422
+
+    world.run(ask)
+
+
+def second_user(world: World) -> str:
+    """A token of somebody else's."""
+    row = UserRow(id=new_id("usr"), name="bob", created_at=world.ctx.clock())
+    with world.ctx.db.write() as session:
+        session.add(row)
+        session.flush()
+        return tokens.issue(session, now=world.ctx.clock(), user_id=row.id)
+
+
+def test_a_digest_is_no_key(world: World) -> None:
+    """Who knows the name of another's file learns nothing and gets nothing; who sends it has it, in pieces too."""
+    data = bytes(range(256)) * 1000
+    digest = digest_of(data)
+    url, total = f"/api/v1/blobs/{digest}", {"total": len(data)}
+    manifest = Manifest(files=(BundleFile(path="secret.bin", size_bytes=len(data), digest=digest),))
+    token = second_user(world)
+
+    async def ask(alice: httpx.AsyncClient) -> None:
+        async with world.client(token) as bob:
+            unknown = (await bob.post("/api/v1/blobs/missing", json={"digests": [digest]})).json()
+            begun = await alice.put(url, params=total, content=data[:-1])
+            assert begun.json()["received"] == len(data) - 1
+            # Nobody finishes another's upload by its last byte.
+            assert (await bob.put(url, params={**total, "offset": len(data) - 1}, content=data[-1:])).json() == {
+                "received": 0,
+                "complete": False,
+            }
+            assert (await alice.put(url, params={**total, "offset": len(data) - 1}, content=data[-1:])).json()[
+                "complete"
+            ]
+            assert (await alice.post("/api/v1/bundles", json=encode(manifest))).json()["complete"]
+            assert (await bob.post("/api/v1/blobs/missing", json={"digests": [digest]})).json() == unknown
+            assert (await bob.get(url)).status_code == 404
+            assert (await bob.get(f"/api/v1/bundles/{manifest.digest}")).status_code == 404
+            assert (await bob.post("/api/v1/bundles", json=encode(manifest))).json()["missing"] == unknown["missing"]
+            # The list is his when he writes it himself; the files in it are not.
+            assert (await bob.post("/api/v1/blobs/pack", content=framed(manifest.canonical()))).json() == {"stored": 1}
+            spec = {"run": "cat secret.bin", "workdir": manifest.ref}
+            refused = await bob.post("/api/v1/tasks", json={"spec": spec})
+            assert (refused.status_code, refused.json()["error"]["field"]) == (422, "workdir")
+            assert "is not here" in refused.json()["error"]["message"]
+            wrong = await bob.put(url, params=total, content=bytes(len(data)))
+            assert wrong.json()["error"]["code"] == "digest_mismatch"
+            assert (await bob.put(url, params=total, content=data[:1000])).json() == {
+                "received": 1000,
+                "complete": False,
+            }
+            assert (await bob.get(url)).status_code == 404
+            proved = await bob.put(url, params={**total, "offset": 1000}, content=data[1000:])
+            assert proved.json() == {"received": len(data), "complete": True}
+            assert (await bob.get(url)).content == data
+            assert (await bob.post("/api/v1/bundles", json=encode(manifest))).json()["complete"]
+            assert (await bob.get(f"/api/v1/bundles/{manifest.digest}")).json() == encode(manifest)
+        assert (await alice.get(url)).content == data
+
+    world.run(ask)
+    assert world.ctx.blobs.total_bytes() == len(data) + len(manifest.canonical()), "kept once"
+    stored = {name: quotas.get(world.ctx, "user", name).used.storage_bytes for name in (user_name(world), "bob")}
+    assert stored == {user_name(world): len(data), "bob": len(data) + len(manifest.canonical())}
+
+
+def user_name(world: World) -> str:
+    with world.ctx.db.read() as session:
+        return session.get_one(UserRow, world.user_id).name
+
+
+def test_an_agent_gets_nothing_by_calling_it_a_result(world: World) -> None:
+    """An endpoint of one's own could report another's file as an output, and its owner download it."""
+    data = b"somebody else's"
+    world.ctx.blobs.put_bytes(digest_of(data), data)
+    lie = Output(path="mine", size_bytes=len(data), sha256=digest_of(data).removeprefix("sha256:"), stored=True)
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        task = await launch(client, outputs=["mine"])
+        world.report(task["jobs"][0]["id"], state=JobState.SUCCEEDED, outputs=(lie,))
+        shown = (await client.get(f"/api/v1/tasks/{task['id']}/outputs")).json()["outputs"]
+        assert [item["stored"] for item in shown] == [False]
+        refused = await client.get(f"/api/v1/tasks/{task['id']}/outputs/content", params={"path": "mine"})
+        assert refused.status_code == 404
 
     world.run(ask)

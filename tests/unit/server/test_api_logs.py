@@ -13,8 +13,8 @@ import pytest
 from diamond.core.errors import Unavailable
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState
+from diamond.server import sse
 from diamond.server.api import events as events_api
-from diamond.server.api import sse
 from diamond.server.services import planning, tasks
 
 from .conftest import World, launch

@@ -14,6 +14,7 @@ from diamond.core.states import JobState
 from diamond.core.tasks import Output
 from diamond.core.wire import Report, StreamChunk
 from diamond.server.services import agents
+from testing.uploads import upload
 
 from .conftest import World, launch
 
@@ -166,7 +167,7 @@ def test_outputs_are_downloads_with_ranges(world: World) -> None:
 
     async def ask(client: httpx.AsyncClient) -> None:
         task = await launch(client, outputs=["*.html"])
-        world.ctx.blobs.put_bytes(digest, content)
+        assert upload(world.ctx, world.endpoint_id, content) == digest
         output = Output(path='out/ü".html', size_bytes=len(content), sha256=digest.removeprefix("sha256:"), stored=True)
         lost = Output(path="lost.bin", size_bytes=1, sha256="0" * 64, stored=True)
         world.report(task["jobs"][0]["id"], state=JobState.SUCCEEDED, outputs=(output, lost))
@@ -226,7 +227,42 @@ def test_prometheus_text_has_templates_and_no_ids(world: World) -> None:
     world.run(ask)
 
 
-WITHOUT_BODY = ("/cancel", "/goodbye", "/{name}/enrolment", "/rotate", "/revoke", "/token/confirm", "/images/prune")
+WITHOUT_BODY = (
+    "/cancel",
+    "/goodbye",
+    "/{name}/enrolment",
+    "/rotate",
+    "/revoke",
+    "/token/confirm",
+    "/images/prune",
+    "/leave",
+    "/endpoints/{endpoint}",
+    "/{rule_id}/test",
+    "/refuse",
+    "/approve",
+    "/{name}/enable",
+    "/{name}/disable",
+    "/rerun",
+)
+
+
+def test_running_again_and_removing(world: World) -> None:
+    async def ask(client: httpx.AsyncClient) -> None:
+        first = (await client.post("/api/v1/tasks", json={"spec": {"run": "true", "name": "twice"}})).json()["id"]
+        headers = {"Idempotency-Key": "once"}
+        made = [await client.post(f"/api/v1/tasks/{first}/rerun", headers=headers) for _ in range(2)]
+        again = made[0].json()["id"]
+        assert [answer.status_code for answer in made] == [201, 201] and made[1].json()["id"] == again != first
+        assert made[0].headers["location"] == f"/api/v1/tasks/{again}" and made[0].json()["name"] == "twice"
+        live = await client.delete(f"/api/v1/tasks/{first}")
+        assert live.status_code == 409 and "only what has ended" in live.json()["error"]["message"]
+        await client.post(f"/api/v1/tasks/{first}/cancel")
+        assert (await client.delete(f"/api/v1/tasks/{first}")).status_code == 204
+        for _ in range(2):
+            assert (await client.delete(f"/api/v1/tasks/{first}")).status_code == 404
+        assert (await client.get(f"/api/v1/tasks/{again}")).status_code == 200
+
+    world.run(ask)
 
 
 def test_every_route_is_documented(world: World) -> None:
@@ -256,7 +292,7 @@ def test_the_door_plate_shows_nothing_of_anybody(world: World) -> None:
         await launch(client, name="confidential")
         async with world.client(token="") as nobody:
             page = await nobody.get("/")
-        assert "Diamond is running" in page.text and "confidential" not in page.text and "<script" not in page.text
+        assert "<h1>" in page.text and "confidential" not in page.text and "<script" not in page.text
         assert "default-src 'none'" in page.headers["content-security-policy"]
 
     world.run(ask)

@@ -21,6 +21,7 @@ from diamond.server.hub import Hub
 from diamond.server.main import make_context, open_database, server_lock
 from diamond.server.services import (
     agents,
+    audit,
     bootstrap,
     endpoints,
     image_builds,
@@ -108,7 +109,9 @@ def look(settings: Settings, token: str) -> dict[str, Any]:
         "events": [tuple(event) for event in events],
         "counters": [tuple(counter) for counter in counters],
         "nulls": nulls,
+        "audit": audit.verify(ctx),
     }
+    assert found["audit"].ok and found["audit"].entries >= 5
     database.close()
     return found
 

@@ -58,6 +58,10 @@ def _ask(path: str, chunks: list[bytes], headers: dict[str, str] | None = None) 
         ("/api/v1/blobs/pack", 50 * LIMIT, 200),
         ("/api/v1/blobs/missing", 50 * LIMIT, 200),
         ("/api/v1/bundles", 50 * LIMIT, 200),
+        ("/images/import", 50 * LIMIT, 200),
+        ("/images/import/more", LIMIT + 1, 413),
+        ("/image-builder/dra_1/dependencies", 50 * LIMIT, 200),
+        ("/image-builder/dra_1/commands", LIMIT + 1, 413),
         ("/elsewhere", LIMIT + 1, 413),
     ],
 )
@@ -89,3 +93,47 @@ def test_an_absurd_length_is_refused() -> None:
 def test_what_is_taken_in_after_refusing_is_bounded() -> None:
     _, _, taken = _ask("/x", [b"x" * 100] * 1000)
     assert taken * 100 <= 6 * LIMIT
+
+
+def _ask_slowly(chunks: list[tuple[float, bytes]], *, patience_s: float, then_wait_s: float = 0.0) -> tuple[int, Any]:
+    """Status and headers of an answer to a body whose pieces take their time; the reader waits on after its end."""
+    sent: list[Message] = []
+    left = list(chunks)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.sleep(then_wait_s)
+            return {"type": "http.disconnect"}
+        pause_s, piece = left.pop(0)
+        await asyncio.sleep(pause_s)
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def reader(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        assert then_wait_s == 0 or (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    app = BodyLimit(reader, max_json_bytes=10**6, max_report_bytes=10**6, body_timeout_s=patience_s)
+    asyncio.run(app({"type": "http", "path": "/x", "method": "POST", "headers": []}, receive, send))
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    status, headers = _ask_slowly([(0, b"x"), (60, b"x")], patience_s=0.05)
+    assert status == 408 and headers[b"connection"] == b"close"
+
+
+def test_dripping_does_not_help() -> None:
+    assert _ask_slowly([(0.02, b"x")] * 1000, patience_s=0.2)[0] == 408
+
+
+def test_bytes_buy_time() -> None:
+    assert _ask_slowly([(0.05, b"x" * 4096)] * 6, patience_s=0.1)[0] == 200
+
+
+def test_waiting_after_the_body_is_no_slowness() -> None:
+    assert _ask_slowly([(0, b"x")], patience_s=0.05, then_wait_s=0.3)[0] == 200

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from diamond.server.api.sse import frame, whole_characters
+from diamond.server.sse import frame, whole_characters
 
 TEXT = "aé€😀\r\nz"
 

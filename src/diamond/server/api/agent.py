@@ -11,13 +11,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from diamond.core.codec import decode
-from diamond.core.errors import Conflict, ProtocolError, StorageFull, TooLarge
+from diamond.core.errors import Conflict, InstallationProblem, NotFound, ProtocolError, StorageFull, TooLarge
+from diamond.core.secrets import JobSecrets
 from diamond.core.wire import INSTANCE_HEADER, DesiredState, Hello, Report, ReportAck, Welcome
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import MAX_CURSOR, MAX_WAIT_S, Agent, Body, Ctx, Server
+from diamond.server.api.runtime import MAX_CURSOR, Agent, Body, Ctx, Server
 from diamond.server.api.shells import take_over
-from diamond.server.services import agents, enrolment
+from diamond.server.runtime import MAX_WAIT_S
+from diamond.server.services import agents, enrolment, secrets
 
 router = APIRouter(prefix="/api/v1/agent", tags=["agent"])
 Instance = Annotated[
@@ -59,8 +61,6 @@ async def desired(
 
     async def look() -> tuple[DesiredState, bool]:
         first = next(looks) == 0
-        if not first:  # its token may have been revoked while it waited
-            await server.authenticator.recheck(request.headers.get("authorization"))
         state = await run_in_threadpool(agents.desired, server.ctx, agent, epoch, since, instance, is_call=first)
         # An endpoint nothing was ever ordered from has revision 0: answering its since=0 at once would spin.
         news = state.epoch != epoch or (state.full and state.revision > since)
@@ -74,6 +74,19 @@ async def desired(
 
     state = await server.long_poll(request, (f"endpoint:{agent}",), wait_s, look)
     return Json(state)
+
+
+@router.get(
+    "/jobs/{job_id}/secrets",
+    summary="Fetch a job's secrets",
+    description="The values of the secrets that a live job of this endpoint names, when it is about to begin. Recorded "
+    "in the audit log.",
+    responses=returns(JobSecrets, "The values; never to be kept but for the job.")
+    | USER_FAILS
+    | fails(NotFound, Conflict, InstallationProblem),
+)
+def job_secrets(agent: Agent, ctx: Ctx, job_id: str, instance: Instance = "") -> Response:
+    return Json(secrets.deliver(ctx, agent, job_id, instance), headers={"Cache-Control": "no-store"})
 
 
 @router.post(

@@ -6,7 +6,6 @@ Must not decide anything about tasks; it only writes down what services said.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from typing import Any
@@ -20,8 +19,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from diamond.core.codec import encode
 from diamond.core.errors import DiamondError, InvalidInput, NotFound, StorageFull, Unavailable
+from diamond.server.plain import dumps
 
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d{1,18}-\d{0,18}|-\d{1,18})\s*", re.IGNORECASE)
 
@@ -32,13 +31,7 @@ class Json(Response):
     media_type = "application/json"
 
     def __init__(self, value: Any, status_code: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(dumps(encode(value)), status_code, headers)
-
-
-def dumps(value: Any) -> bytes:
-    # Lone surrogates cannot be written as UTF-8; user text is checked on the way in, agents' detail lines may not be.
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", errors="replace")
+        super().__init__(dumps(value), status_code, headers)
 
 
 def error_answer(error: DiamondError, *, status: int | None = None, headers: dict[str, str] | None = None) -> Json:
@@ -166,11 +159,12 @@ class FileAnswer(FileResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["diamond.waits"] = True  # as slow as the reader's line, not as we are
         # One range or none. What is not a range we know is ignored, as RFC 9110 allows: the whole file follows.
-        asked = next((value for key, value in scope["headers"] if key == b"range"), b"").decode("latin-1")
-        if asked and not _RANGE.fullmatch(asked):
+        given = [value.decode("latin-1") for key, value in scope["headers"] if key == b"range"]
+        asked = given[0] if len(given) == 1 else ""
+        if given and not _RANGE.fullmatch(asked):
             plain = [(key, value) for key, value in scope["headers"] if key != b"range"]
             scope = {**scope, "headers": plain}
-        elif asked and not self._satisfiable(asked):
+        elif given and not self._satisfiable(asked):
             error = InvalidInput(
                 f"the range {asked[:60]!r} lies outside the file of {self._size} bytes",
                 hint="ask for a range that begins before the end, or leave the Range header out",

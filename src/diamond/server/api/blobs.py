@@ -6,6 +6,7 @@ Bodies are written to disk as they arrive; memory stays bounded whatever is sent
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -16,13 +17,23 @@ from starlette.responses import Response
 
 from diamond.core.bundles import MAX_FILES, is_digest
 from diamond.core.codec import decode
-from diamond.core.errors import DigestMismatch, InvalidInput, NotFound, StorageFull, TooLarge
+from diamond.core.errors import (
+    DigestMismatch,
+    Forbidden,
+    InvalidInput,
+    NotFound,
+    QuotaExceeded,
+    StorageFull,
+    TooLarge,
+)
 from diamond.server.api.answers import FileAnswer, Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import Anyone, Body, Ctx, Digest, Server
+from diamond.server.api.runtime import Body, Ctx, Digest, Party, Server
 from diamond.server.api.schemas import BlobQuery, MissingBlobs, PackStored, UploadState
 from diamond.server.limits import drain
-from diamond.server.services import bundles
+from diamond.server.services import agents, bundles, holdings, quotas, usage
+from diamond.server.services.context import Context
+from diamond.server.services.identity import Identity
 from diamond.server.store.blobs import BlobStore, PutResult
 
 router = APIRouter(prefix="/api/v1", tags=["blobs"])
@@ -38,18 +49,19 @@ _HEAD_BYTES = _HEX_CHARS + _LENGTH_BYTES
 @router.post(
     "/blobs/missing",
     summary="Ask which blobs are missing",
-    description="Of these digests, those the server does not hold completely, with how much of each it has.",
+    description="Of these digests, those that you have not sent completely yet, with how much of each you have. What "
+    "others sent counts as missing: it is kept once, but has to be sent to be yours.",
     responses=returns(MissingBlobs, "The missing ones.") | USER_FAILS | fails(TooLarge),
     openapi_extra=takes(BlobQuery),
 )
-def missing_blobs(_anyone: Anyone, ctx: Ctx, body: Body) -> Response:
+def missing_blobs(party: Party, ctx: Ctx, body: Body) -> Response:
     digests = decode(BlobQuery, body, strict=True).digests
     if len(digests) > MAX_FILES:
         raise TooLarge(f"has {len(digests)} entries; at most {MAX_FILES} are allowed", field="digests")
     for number, digest in enumerate(digests):
         if not is_digest(digest):
             raise InvalidInput(f"{digest[:90]!r} is not sha256:<64 hex digits>", field=f"digests[{number}]")
-    return Json({"missing": bundles.missing_blobs(ctx, digests)})
+    return Json({"missing": bundles.missing_blobs(ctx, holdings.holder_of(party), digests)})
 
 
 @router.put(
@@ -57,18 +69,27 @@ def missing_blobs(_anyone: Anyone, ctx: Ctx, body: Body) -> Response:
     summary="Upload a blob",
     description="Bytes from `offset` on, of `total` altogether. Resumable: what arrived before a broken connection is "
     "kept, and `received` says where to go on. A gap stores nothing and answers how much is held.",
-    responses=returns(UploadState, "How far the upload is.") | USER_FAILS | fails(DigestMismatch, StorageFull),
+    responses=returns(UploadState, "How far the upload is.")
+    | USER_FAILS
+    | fails(Forbidden, QuotaExceeded)
+    | fails(DigestMismatch, StorageFull),
     openapi_extra=takes("application/octet-stream"),
 )
 async def put_blob(
     request: Request,
-    _anyone: Anyone,
+    party: Party,
     server: Server,
     digest: Digest,
     total: Annotated[int, Query(ge=0, le=MAX_BLOB_BYTES, description="Size of the whole blob in bytes.")],
     offset: Annotated[int, Query(ge=0, le=MAX_BLOB_BYTES, description="Where these bytes begin.")] = 0,
 ) -> Response:
     request.scope["diamond.waits"] = True  # as slow as the sender's line, not as we are
+    holder = holdings.holder_of(party)
+    is_held = bool(await run_in_threadpool(holdings.held, server.ctx, holder, [digest]))
+    is_here = server.ctx.blobs.has(digest)
+    is_new = not (is_held and is_here)
+    if is_new:
+        await run_in_threadpool(_check, server.ctx, party, total, [digest])
     position = offset
     buffer = bytearray()
 
@@ -76,9 +97,15 @@ async def put_blob(
         nonlocal position
         piece = bytes(buffer)
         buffer.clear()
-        result = await run_in_threadpool(server.ctx.blobs.put_chunk, digest, total, position, [piece] if piece else [])
+        if is_new and piece:  # again: others of the same sender may have come meanwhile
+            await run_in_threadpool(_check, server.ctx, party, total, [digest])
+        pieces = [piece] if piece else []
+        put = functools.partial(server.ctx.blobs.put_chunk, sender=holder, to_prove=not is_held)
+        result = await run_in_threadpool(put, digest, total, position, pieces)
         position += len(piece)
         server.metrics.blob_bytes.inc(len(piece))
+        if result.complete and is_new:
+            await run_in_threadpool(_note, server.ctx, party, {digest: total}, set() if is_here else {digest})
         return result
 
     try:
@@ -103,10 +130,13 @@ async def put_blob(
     summary="Upload many small blobs",
     description="The body is a sequence of frames: 64 hex characters of the SHA-256, 8 bytes of length (big-endian), "
     "the bytes. A frame holds at most 8 MiB. Frames before a faulty one are kept.",
-    responses=returns(PackStored, "How many were stored.") | USER_FAILS | fails(TooLarge, DigestMismatch, StorageFull),
+    responses=returns(PackStored, "How many were stored.")
+    | USER_FAILS
+    | fails(Forbidden, QuotaExceeded)
+    | fails(TooLarge, DigestMismatch, StorageFull),
     openapi_extra=takes("application/octet-stream"),
 )
-async def put_pack(request: Request, _anyone: Anyone, server: Server) -> Response:
+async def put_pack(request: Request, party: Party, server: Server) -> Response:
     request.scope["diamond.waits"] = True
     stored = 0
     batch: list[tuple[str, bytes]] = []
@@ -115,14 +145,20 @@ async def put_pack(request: Request, _anyone: Anyone, server: Server) -> Respons
     async def flush() -> None:
         nonlocal stored, batch, size
         frames, batch = batch, []
+        if not frames:
+            return
+        await run_in_threadpool(_check, server.ctx, party, size, [digest for digest, _ in frames])
+        done: dict[str, int] = {}
+        new: set[str] = set()
         # Each blob is synced to disk; several at once share the waiting.
         stores = (
-            run_in_threadpool(_store_all, server.ctx.blobs, frames[first::_WRITERS])
+            run_in_threadpool(_store_all, server.ctx.blobs, frames[first::_WRITERS], done, new)
             for first in range(min(_WRITERS, len(frames)))
         )
         outcomes = await asyncio.gather(*stores, return_exceptions=True)
+        await run_in_threadpool(_note, server.ctx, party, done, new)
         for failure in outcomes:
-            if failure is not None:
+            if isinstance(failure, BaseException):
                 raise failure
         server.metrics.blob_bytes.inc(size)
         stored, size = stored + len(frames), 0
@@ -133,16 +169,38 @@ async def put_pack(request: Request, _anyone: Anyone, server: Server) -> Respons
             size += len(data)
             if size >= _PIECE_BYTES or len(batch) >= 256:
                 await flush()
+        await flush()
+    except QuotaExceeded:
+        raise
     except (InvalidInput, ClientDisconnect):
         await flush()
         raise
-    await flush()
     return Json(PackStored(stored=stored))
 
 
-def _store_all(blobs: BlobStore, frames: list[tuple[str, bytes]]) -> None:
+def _check(ctx: Context, party: Identity, num_bytes: int, digests: list[str]) -> None:
+    """Refuse bytes that a user has no room for, and those of an agent that has nothing to do."""
+    if party.endpoint_id is not None:
+        agents.check_upload(ctx, party.endpoint_id)
+    quotas.check_upload(ctx, party.user_id, num_bytes, digests)
+
+
+def _store_all(blobs: BlobStore, frames: list[tuple[str, bytes]], done: dict[str, int], new: set[str]) -> None:
+    """Stores them; adds to `done` what was, with its size, and to `new` those of them that were not here before."""
     for digest, data in frames:
+        is_here = blobs.has(digest)
         blobs.put_bytes(digest, data)
+        done[digest] = len(data)
+        if not is_here:
+            new.add(digest)
+
+
+def _note(ctx: Context, party: Identity, sizes: dict[str, int], new: set[str]) -> None:
+    """These blobs are the party's now. They count for whoever brings them, also where others have before: nobody learns
+    from what they store who has the same."""
+    given = holdings.give(ctx, holdings.holder_of(party), sizes)
+    if party.user_id is not None:
+        usage.note_stored(ctx, party.user_id, sum(sizes[digest] for digest in given | new))
 
 
 async def read_frames(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
@@ -189,14 +247,17 @@ def _head(head: bytes, number: int) -> tuple[str, int]:
 @router.get(
     "/blobs/{digest}",
     summary="Download a blob",
-    description="For users and agents. A `Range` of bytes is honoured.",
+    description="For users who have sent it, or may see a task or an image that holds it, and for agents whose jobs "
+    "need it. A `Range` of bytes is honoured.",
     responses=returns("application/octet-stream", "The bytes.")
     | returns("application/octet-stream", "The range asked for.", status=206)
     | USER_FAILS
     | fails(NotFound),
 )
-def get_blob(_anyone: Anyone, ctx: Ctx, digest: Digest) -> Response:
+def get_blob(party: Party, ctx: Ctx, digest: Digest) -> Response:
     try:
+        if not holdings.may_read(ctx, party, digest):
+            raise FileNotFoundError(digest)
         return FileAnswer(ctx.blobs.path(digest), name=digest.removeprefix("sha256:"), headers={"ETag": f'"{digest}"'})
     except FileNotFoundError:
         raise NotFound(f"blob {digest} is not here", hint="it may not be uploaded completely") from None

@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from diamond.core.bundles import Manifest
-from diamond.core.errors import NotFound, StorageFull, TooLarge
+from diamond.core.errors import Forbidden, NotFound, QuotaExceeded, StorageFull, TooLarge
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import Anyone, Body, Ctx, Digest, User
+from diamond.server.api.runtime import Body, Ctx, Digest, Party, User
 from diamond.server.api.schemas import BundleAnswer
-from diamond.server.services import bundles
+from diamond.server.services import bundles, holdings
 
 router = APIRouter(prefix="/api/v1", tags=["bundles"])
 
@@ -23,18 +23,22 @@ router = APIRouter(prefix="/api/v1", tags=["bundles"])
     "small ones with `POST /blobs/pack`) and send the manifest again. Idempotent.",
     responses=returns(BundleAnswer, "What is missing, or the reference to use.")
     | USER_FAILS
+    | fails(Forbidden, QuotaExceeded)
     | fails(TooLarge, StorageFull),
     openapi_extra=takes(Manifest),
 )
-def register_bundle(_user: User, ctx: Ctx, body: Body) -> Response:
-    return Json(bundles.register(ctx, body))
+def register_bundle(user: User, ctx: Ctx, body: Body) -> Response:
+    return Json(bundles.register(ctx, body, user))
 
 
 @router.get(
     "/bundles/{digest}",
     summary="Read a bundle's manifest",
-    description="For users and agents.",
+    description="For users who registered it, or may see a task or an image that holds it, and for agents whose jobs "
+    "need it.",
     responses=returns(Manifest, "The manifest.") | USER_FAILS | fails(NotFound),
 )
-def get_bundle(_anyone: Anyone, ctx: Ctx, digest: Digest) -> Response:
+def get_bundle(party: Party, ctx: Ctx, digest: Digest) -> Response:
+    if not holdings.may_read(ctx, party, digest):
+        raise bundles.not_here(digest)
     return Json(bundles.manifest(ctx, digest))

@@ -28,6 +28,16 @@ _TAGS = [
     {"name": "events", "description": "What happened, in order, by cursor or as a live stream."},
     {"name": "endpoints", "description": "Clusters and machines that agents speak for."},
     {"name": "enrolment", "description": "How an agent comes to speak for an endpoint, and changes its token."},
+    {"name": "accounts", "description": "Your own account, and how people come in."},
+    {"name": "users", "description": "Other people's accounts, for administrators; and invitations."},
+    {"name": "logins", "description": "How a terminal comes to act for somebody: `diamond login`."},
+    {"name": "tokens", "description": "What programs of yours show to be let in."},
+    {"name": "templates", "description": "Tasks to begin with: ours, and those that users saved and share."},
+    {"name": "secrets", "description": "Values that tasks use by name, kept encrypted."},
+    {"name": "audit", "description": "Who did what, from where: a log that shows when it was changed."},
+    {"name": "notices", "description": "Being told of what happened, by e-mail or webhook."},
+    {"name": "quotas", "description": "How much users and projects may have, and how much they have."},
+    {"name": "projects", "description": "Who works together, what they share, and how things change hands."},
     {"name": "images", "description": "Software environments: built from recipes, shared, copied, and run in."},
     {"name": "image-drafts", "description": "Recipes in the making, step by step."},
     {"name": "bundles", "description": "Folders as lists of content-addressed files."},
@@ -89,6 +99,19 @@ def _definitions() -> dict[str, Any]:
     return found
 
 
+def _add_what_any_may_answer(path: str, route: dict[str, Any]) -> None:
+    """What answers before and after the routes themselves: names with slashes, limits on bodies, ranges of files."""
+    responses = route["responses"]
+    if "{" in path:
+        responses.setdefault("404", fails(errors.NotFound)[errors.NotFound.status])
+    if "requestBody" in route:
+        for status, answer in fails(errors.TooLarge, errors.TooSlow).items():
+            responses.setdefault(str(status), answer)
+    if "206" in responses:
+        outside = {**fails(errors.InvalidInput)[errors.InvalidInput.status], "description": "The range lies outside."}
+        responses.setdefault("416", outside)
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The whole document; FastAPI keeps it once made."""
     if not app.openapi_schema:
@@ -106,5 +129,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         components["schemas"] = dict(sorted(_definitions().items()))
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"token": []}]
+        for path, methods in made["paths"].items():
+            for route in methods.values():
+                _add_what_any_may_answer(path, route)
         app.openapi_schema = made
     return app.openapi_schema

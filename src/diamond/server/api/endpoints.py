@@ -15,7 +15,7 @@ from diamond.core.errors import Conflict, NotFound
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.enrolment import enrolment_answer
-from diamond.server.api.runtime import MAX_WAIT_S, Body, Ctx, Server, User
+from diamond.server.api.runtime import Body, Ctx, Enroller, Holder, Server, User
 from diamond.server.api.schemas import (
     CreatedEndpoint,
     EndpointList,
@@ -25,6 +25,7 @@ from diamond.server.api.schemas import (
     Revocation,
     Rotation,
 )
+from diamond.server.runtime import MAX_WAIT_S
 from diamond.server.services import endpoints, enrolment
 
 router = APIRouter(prefix="/api/v1", tags=["endpoints"])
@@ -36,8 +37,8 @@ router = APIRouter(prefix="/api/v1", tags=["endpoints"])
     description="Every endpoint of yours: whether its agent is online, what it has, what is in use.",
     responses=returns(EndpointList, "The endpoints, by name.") | USER_FAILS,
 )
-def list_endpoints(user: User, ctx: Ctx) -> Response:
-    return Json(EndpointList(endpoints=endpoints.list_endpoints(ctx, user)))
+async def list_endpoints(user: User, server: Server) -> Response:
+    return Json(EndpointList(endpoints=await server.looks.look(endpoints.list_endpoints, server.ctx, user)))
 
 
 @router.post(
@@ -48,7 +49,7 @@ def list_endpoints(user: User, ctx: Ctx) -> Response:
     responses=returns(CreatedEndpoint, "The endpoint and its token.", status=201) | USER_FAILS | fails(Conflict),
     openapi_extra=takes(NewEndpoint),
 )
-def create_endpoint(user: User, server: Server, body: Body) -> Response:
+def create_endpoint(user: Enroller, server: Server, body: Body) -> Response:
     wanted = decode(NewEndpoint, body, strict=True)
     if wanted.token:
         endpoint, token = endpoints.create(server.ctx, user, wanted.name)
@@ -76,13 +77,14 @@ def get_endpoint(user: User, ctx: Ctx, name: str) -> Response:
     responses=returns(Removal, "It is gone.") | USER_FAILS | fails(NotFound, Conflict),
 )
 def remove_endpoint(
-    user: User,
+    holder: Holder,
     server: Server,
     name: str,
     force: Annotated[bool, Query(description="Even with live jobs, which are given up.")] = False,
 ) -> Response:
-    given_up = endpoints.remove(server.ctx, user, name, force=force)
-    server.authenticator.forget()
+    assert holder.user_id is not None
+    given_up = endpoints.remove(server.ctx, holder.user_id, name, force=force)
+    server.hub.notify("credentials")
     return Json(Removal(given_up=given_up))
 
 
@@ -95,7 +97,7 @@ def remove_endpoint(
     | USER_FAILS
     | fails(NotFound),
 )
-def enrol_endpoint(user: User, server: Server, name: str) -> Response:
+def enrol_endpoint(user: Enroller, server: Server, name: str) -> Response:
     return Json(enrolment_answer(server, enrolment.renew_code(server.ctx, user, name)))
 
 
@@ -107,7 +109,7 @@ def enrol_endpoint(user: User, server: Server, name: str) -> Response:
 )
 async def rotate_endpoint(
     request: Request,
-    user: User,
+    user: Enroller,
     server: Server,
     name: str,
     wait_s: Annotated[float, Query(ge=0, description=f"Seconds to wait for it, at most {MAX_WAIT_S:.0f}.")] = 20,
@@ -123,7 +125,7 @@ async def rotate_endpoint(
         return done, done
 
     rotated = await server.long_poll(request, (f"rotation:{endpoint_id}",), wait_s, look)
-    server.authenticator.forget()
+    server.hub.notify("credentials")
     return Json(Rotation(rotated=rotated, online=True))
 
 
@@ -133,9 +135,9 @@ async def rotate_endpoint(
     description="All of them and every code, at once. Its jobs go on where they run. Takes no body.",
     responses=returns(Revocation, "How many tokens died.") | USER_FAILS | fails(NotFound),
 )
-def revoke_endpoint(user: User, server: Server, name: str) -> Response:
+def revoke_endpoint(user: Enroller, server: Server, name: str) -> Response:
     revoked = enrolment.revoke(server.ctx, user, name)
-    server.authenticator.forget()
+    server.hub.notify("credentials")
     return Json(Revocation(revoked=revoked))
 
 
@@ -145,9 +147,9 @@ def revoke_endpoint(user: User, server: Server, name: str) -> Response:
     description="Live jobs of yours, in the order their schedulers will take them.",
     responses=returns(Queue, "The queue.") | USER_FAILS | fails(NotFound),
 )
-def read_queue(
+async def read_queue(
     user: User,
-    ctx: Ctx,
+    server: Server,
     endpoint: Annotated[str | None, Query(max_length=100, description="Only this endpoint's.")] = None,
 ) -> Response:
-    return Json(Queue(queue=endpoints.queue(ctx, user, endpoint)))
+    return Json(Queue(queue=await server.looks.look(endpoints.queue, server.ctx, user, endpoint)))

@@ -18,24 +18,18 @@ from diamond.core.errors import Conflict, InvalidInput, NotFound, RateLimited, U
 from diamond.server.api.answers import Json, attachment
 from diamond.server.api.bodies import json_object
 from diamond.server.api.documents import OPEN, USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import Agent, Body, Ctx, Runtime, Server
-from diamond.server.auth import bearer_token
-from diamond.server.services import enrolment
+from diamond.server.api.runtime import Agent, Body, Ctx, Server
+from diamond.server.auth import bearer_token, client_address
+from diamond.server.runtime import Runtime
+from diamond.server.services import audit, enrolment
+from diamond.server.store.acting import Actor, become
 
 router = APIRouter(tags=["enrolment"])
 
 
 def enrolment_answer(server: Runtime, code: enrolment.Code) -> Enrolment:
     """A code with all that the line to paste needs."""
-    return Enrolment(
-        endpoint=code.endpoint,
-        code=code.code,
-        expires_at=code.expires_at,
-        url=server.settings.public_url.rstrip("/"),
-        pin=server.trust.pin,
-        names=server.trust.names,
-        agent_sha256=onefile.digest(),
-    )
+    return enrolment.offer(code, url=server.settings.public_url, pin=server.trust.pin, names=server.trust.names)
 
 
 @router.post(
@@ -46,15 +40,17 @@ def enrolment_answer(server: Runtime, code: enrolment.Code) -> Enrolment:
     openapi_extra=takes(NewAgent) | OPEN,
 )
 async def enrol(request: Request, server: Server) -> Response:
-    address = request.client.host if request.client else ""
+    address = client_address(request)
     server.failures.check(address, time.monotonic())
     message = decode(NewAgent, await json_object(request))
+    become(Actor(name="an enrolment code", address=address))
     try:
         answer = await run_in_threadpool(enrolment.exchange, server.ctx, message)
     except Unauthenticated:
         server.failures.add(address, time.monotonic())
+        await run_in_threadpool(audit.refuse, server.ctx, "enrolment.refused")
         raise
-    server.authenticator.forget()
+    server.hub.notify("credentials")
     return Json(answer)
 
 
@@ -124,5 +120,5 @@ def next_token(agent: Agent, ctx: Ctx, body: Body) -> Response:
 )
 def confirm_token(request: Request, agent: Agent, server: Server) -> Response:
     enrolment.confirm_token(server.ctx, agent, bearer_token(request.headers.get("authorization")))
-    server.authenticator.forget()
+    server.hub.notify("credentials")
     return Response(status_code=204)

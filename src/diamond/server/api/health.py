@@ -6,10 +6,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import diamond
+from diamond.core.accounts import Scope
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import OPEN, USER_FAILS, returns
-from diamond.server.api.runtime import Ctx, Server, User
+from diamond.server.api.runtime import Anyone, Ctx, Server
 from diamond.server.api.schemas import Health, Info
+from diamond.server.auth import require_user
 from diamond.server.prometheus import CONTENT_TYPE
 from diamond.server.services import tasks
 
@@ -31,10 +33,15 @@ async def health(ctx: Ctx) -> Response:
 @router.get(
     "/api/v1/info",
     summary="What this server is",
-    description="Version, where its data lies, which database it uses, and how many tasks are in each state.",
+    description="Its version. For administrators, also where its data lies, which database it uses, and how many tasks "
+    "are in each state.",
     responses=returns(Info, "The facts.") | USER_FAILS,
 )
-def info(_user: User, ctx: Ctx) -> Response:
+def info(who: Anyone, server: Server) -> Response:
+    require_user(who, Scope.READ)
+    ctx = server.ctx
+    if server.settings.multi_user and not who.is_admin:
+        return Json(Info(version=diamond.__version__, epoch=ctx.epoch))
     return Json(
         Info(
             version=diamond.__version__,

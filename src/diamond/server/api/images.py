@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from diamond.core import bases
-from diamond.core.codec import decode, encode
+from diamond.core.codec import decode, shallow
 from diamond.core.errors import Conflict, Forbidden, IdempotencyMismatch, InvalidInput, NotFound, StorageFull, TooLarge
 from diamond.core.image_views import Build, BuildProgress, EndpointImages, ImagePlan
 from diamond.core.images import BUILD_OUTPUTS, Image
@@ -76,11 +76,11 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     responses=returns(Build, "A build was begun.", status=201)
     | returns(Build, "It was there, or under way.")
     | USER_FAILS
-    | fails(IdempotencyMismatch, TooLarge, StorageFull),
+    | fails(NotFound, IdempotencyMismatch, TooLarge, StorageFull),
     openapi_extra=takes(NewImage),
 )
 def build_image(user: User, ctx: Ctx, body: Body, idempotency_key: IdempotencyKey = None) -> Response:
-    asked = _fields(body, "recipe", "endpoint", "where", "fresh", "visibility", required="recipe")
+    asked = _fields(body, "recipe", "endpoint", "where", "fresh", "visibility", "project", required="recipe")
     made, is_new = image_builds.build(
         ctx,
         user,
@@ -88,7 +88,8 @@ def build_image(user: User, ctx: Ctx, body: Body, idempotency_key: IdempotencyKe
         endpoint=_text(asked, "endpoint"),
         where=_text(asked, "where") or "auto",
         fresh=_flag(asked, "fresh"),
-        visibility=_text(asked, "visibility") or "private",
+        visibility=_text(asked, "visibility"),
+        project=_text(asked, "project"),
         idempotency_key=idempotency_key,
     )
     return Json(made, 201 if is_new else 200, {"Location": f"/api/v1/images/{made.image.id}"})
@@ -154,7 +155,7 @@ def list_images(
     page, next_cursor, total = images.list_images(
         ctx, user, name=name, endpoint=endpoint, everything=everything, limit=limit, cursor=cursor
     )
-    rows = [{key: value for key, value in encode(image).items() if key not in _DETAIL} for image in page]
+    rows = [{key: value for key, value in shallow(image).items() if key not in _DETAIL} for image in page]
     return Json({"images": rows, "next_cursor": next_cursor, "total": total})
 
 
@@ -192,12 +193,14 @@ def list_bases(
 @router.post(
     "/images/{image:path}/share",
     summary="Share an image",
-    description="Says who may use it. Only its owner can.",
+    description="Says who may use it, and which project it is in. Its owner can; who uses it, the owners of its "
+    "project can say as well.",
     responses=returns(Image, "The image as it now is.") | USER_FAILS | fails(NotFound, Forbidden),
     openapi_extra=takes(Sharing),
 )
 def share_image(user: User, ctx: Ctx, image: str, body: Body) -> Response:
-    return Json(images.share(ctx, user, image, decode(Sharing, body, strict=True).visibility))
+    wanted = decode(Sharing, body, strict=True)
+    return Json(images.share(ctx, user, image, wanted.visibility, project=wanted.project))
 
 
 @router.post(

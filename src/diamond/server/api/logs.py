@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from diamond.core.errors import InvalidInput, NotFound
+from diamond.core.errors import InvalidInput, NotFound, RateLimited
 from diamond.core.states import TaskState
-from diamond.server.api import sse
+from diamond.server import sse
 from diamond.server.api.documents import USER_FAILS, fails, returns
-from diamond.server.api.runtime import MAX_CURSOR, MAX_WAIT_S, Runtime, Server, User
-from diamond.server.services import tasks
+from diamond.server.api.runtime import MAX_CURSOR, Server, User
+from diamond.server.runtime import MAX_WAIT_S, Runtime
+from diamond.server.services import attempts
 from diamond.server.services.context import Context
 
 router = APIRouter(prefix="/api/v1", tags=["logs"])
@@ -47,24 +47,23 @@ def _read(
 ) -> _Piece:
     # State before bytes: an agent reports a final state only after its last bytes, so bytes read after a final state
     # are all there will ever be.
-    task, job = tasks.find_job(ctx, user, task_id, attempt)
-    if job is None:
-        final = task.state.is_final
+    found = attempts.find(ctx, user, task_id, attempt)
+    if not found.job_id:
         return _Piece(
-            data=b"", offset=0, next_offset=0, dropped=0, attempt=0, newest=task.attempt,
-            eof=final, behind=False, state=task.state,
+            data=b"", offset=0, next_offset=0, dropped=0, attempt=0, newest=found.newest,
+            eof=found.task_state.is_final, behind=False, state=found.task_state,
         )  # fmt: skip
-    size = ctx.streams.size(job.id, "log")
+    size = ctx.streams.size(found.job_id, "log")
     if tail is not None:
-        found = ctx.streams.read_tail(job.id, "log", min(tail, limit))
+        piece = ctx.streams.read_tail(found.job_id, "log", min(tail, limit))
     else:
         # An offset beyond the newest attempt's log was meant for the attempt before it.
         begin = 0 if attempt is None and offset > size else offset
-        found = ctx.streams.read(job.id, "log", begin, limit)
+        piece = ctx.streams.read(found.job_id, "log", begin, limit)
     return _Piece(
-        data=found.data, offset=found.offset, next_offset=found.next_offset, dropped=found.dropped,
-        attempt=job.attempt, newest=task.attempt, eof=job.state.is_final and found.next_offset >= size,
-        behind=found.next_offset < size, state=task.state,
+        data=piece.data, offset=piece.offset, next_offset=piece.next_offset, dropped=piece.dropped,
+        attempt=found.number, newest=found.newest, eof=found.job_state.is_final and piece.next_offset >= size,
+        behind=piece.next_offset < size, state=found.task_state,
     )  # fmt: skip
 
 
@@ -93,7 +92,7 @@ async def read_log(
     first_seen: list[int] = []
 
     async def look() -> tuple[_Piece, bool]:
-        piece = await run_in_threadpool(_read, server.ctx, user, task_id, attempt, offset, limit, tail)
+        piece = await server.looks.look(_read, server.ctx, user, task_id, attempt, offset, limit, tail)
         first_seen.append(piece.newest)
         moved_on = piece.newest != first_seen[0] or (attempt is not None and piece.newest > attempt)
         return piece, bool(piece.data or piece.dropped or piece.eof or moved_on)
@@ -117,7 +116,7 @@ async def read_log(
     "next_offset, text} with UTF-8 split only between characters; `end` {state}. Without `attempt`, retries are "
     "followed until the task ends. Ids are `<attempt>:<next offset>`; a client that reconnects with `Last-Event-ID` "
     "misses and repeats nothing.",
-    responses=returns("text/event-stream", "The stream.") | USER_FAILS | fails(NotFound),
+    responses=returns("text/event-stream", "The stream.") | USER_FAILS | fails(NotFound, RateLimited),
 )
 async def stream_log(
     request: Request,
@@ -133,7 +132,8 @@ async def stream_log(
     if last_event_id:
         at_attempt, at_offset = _resume(last_event_id, attempt)
     # Once before answering, so that an unknown task is a 404 and not a stream that breaks.
-    await run_in_threadpool(tasks.find_job, server.ctx, user, task_id, at_attempt)
+    await server.looks.look(attempts.find, server.ctx, user, task_id, at_attempt)
+    server.open_streams.check(user)
     return sse.EventStream(_frames(request, server, user, task_id, at_attempt, at_offset, follow=attempt is None))
 
 
@@ -148,11 +148,12 @@ def _resume(text: str, attempt: int | None) -> tuple[int | None, int]:
 async def _frames(
     request: Request, server: Runtime, user: str, task_id: str, attempt: int | None, offset: int, *, follow: bool
 ) -> AsyncGenerator[bytes, None]:
-    with server.waiting(request), server.hub.subscribe(f"task:{task_id}") as subscription:
+    with server.open_streams.one_more(user), server.following(request, f"task:{task_id}") as subscription:
         yield sse.frame({"epoch": server.ctx.epoch}, event="hello")
         announced: int | None = None
         while not server.hub.closing:
-            piece = await run_in_threadpool(_read, server.ctx, user, task_id, attempt, offset, _STREAM_BYTES)
+            await server.still_welcome(request)
+            piece = await server.looks.look(_read, server.ctx, user, task_id, attempt, offset, _STREAM_BYTES)
             if piece.attempt and attempt is None:
                 attempt, offset = piece.attempt, piece.offset
             if piece.attempt and piece.attempt != announced:

@@ -6,14 +6,18 @@ import math
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from diamond.core.errors import InvalidInput, NotFound
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns
-from diamond.server.api.runtime import Ctx, User
+from diamond.server.api.runtime import Ctx, Server, User
 from diamond.server.api.schemas import CurveAnswer, Series, SeriesList
-from diamond.server.services import tasks
+from diamond.server.compression import smaller
+from diamond.server.services import attempts
+from diamond.server.services.context import Context
+from diamond.server.store.series import SeriesInfo
 
 router = APIRouter(prefix="/api/v1", tags=["metrics"])
 MAX_POINTS = 10_000
@@ -32,9 +36,8 @@ def finite(number: float | None) -> float | None:
     description="Every key the attempt logged (`metrics`) or the agent sampled (`util`), with its newest value.",
     responses=returns(SeriesList, "The keys.") | USER_FAILS | fails(NotFound),
 )
-def list_metrics(user: User, ctx: Ctx, task_id: str, attempt: Attempt = None) -> Response:
-    _, job = tasks.find_job(ctx, user, task_id, attempt or None)
-    found = ctx.series.keys(job.id) if job else []
+async def list_metrics(user: User, server: Server, task_id: str, attempt: Attempt = None) -> Response:
+    job, found = await server.looks.look(_keys, server.ctx, user, task_id, attempt)
     series = [
         Series(
             key=info.key,
@@ -46,7 +49,12 @@ def list_metrics(user: User, ctx: Ctx, task_id: str, attempt: Attempt = None) ->
         )
         for info in found
     ]
-    return Json(SeriesList(attempt=job.attempt if job else 0, series=series))
+    return Json(SeriesList(attempt=job.number, series=series))
+
+
+def _keys(ctx: Context, user: str, task_id: str, attempt: int | None) -> tuple[attempts.Attempt, list[SeriesInfo]]:
+    job = attempts.find(ctx, user, task_id, attempt or None)
+    return job, ctx.series.keys(job.job_id) if job.job_id else []
 
 
 @router.get(
@@ -57,6 +65,7 @@ def list_metrics(user: User, ctx: Ctx, task_id: str, attempt: Attempt = None) ->
     responses=returns(CurveAnswer, "The curve.") | USER_FAILS | fails(NotFound),
 )
 def read_curve(
+    request: Request,
     user: User,
     ctx: Ctx,
     task_id: str,
@@ -73,18 +82,18 @@ def read_curve(
     for name, bound in (("x_min", x_min), ("x_max", x_max)):
         if bound is not None and math.isnan(bound):
             raise InvalidInput("must be a number", field=name)
-    _, job = tasks.find_job(ctx, user, task_id, attempt or None)
-    if job is None or not any(info.key == key and stream in (None, info.stream) for info in ctx.series.keys(job.id)):
+    job, known = _keys(ctx, user, task_id, attempt)
+    if not any(info.key == key and stream in (None, info.stream) for info in known):
         raise NotFound(
-            f"task {task_id} has no metric {key[:80]!r}" + (f" in attempt {job.attempt}" if job else " yet"),
+            f"task {task_id} has no metric {key[:80]!r}" + (f" in attempt {job.number}" if job.number else " yet"),
             hint=f"GET /api/v1/tasks/{task_id}/metrics lists what there is",
             field="key",
         )
-    curve = ctx.series.curve(job.id, key, max_points=max_points, x=x, x_min=x_min, x_max=x_max, stream=stream)
+    curve = ctx.series.curve(job.job_id, key, max_points=max_points, x=x, x_min=x_min, x_max=x_max, stream=stream)
     points: list[Any] = [[finite(number) for number in point] for point in curve.points]
-    return Json(
+    answer = Json(
         CurveAnswer(
-            attempt=job.attempt,
+            attempt=job.number,
             key=curve.key,
             x=curve.x,
             count=curve.count,
@@ -92,5 +101,7 @@ def read_curve(
             exact=curve.exact,
             non_finite=curve.non_finite,
             first_non_finite_x=finite(curve.first_non_finite_x),
+            gaps=[list(gap) for gap in curve.gaps],
         )
     )
+    return smaller(request, answer)

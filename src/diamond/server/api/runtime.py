@@ -5,73 +5,30 @@ Owns the dependencies of the routes. Nothing here knows a particular noun.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+import functools
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
+from diamond.core.accounts import Scope
 from diamond.core.bundles import is_digest
-from diamond.core.errors import InvalidInput
+from diamond.core.errors import Forbidden, InvalidInput
 from diamond.server.api.bodies import json_object
-from diamond.server.auth import Authenticator, Failures, require_agent, require_user
-from diamond.server.hub import Hub
-from diamond.server.prometheus import ServerMetrics
+from diamond.server.auth import (
+    SAFE_METHODS,
+    client_address,
+    require_administrator,
+    require_agent,
+    require_user,
+)
+from diamond.server.runtime import Runtime
+from diamond.server.services import audit
 from diamond.server.services.context import Context
-from diamond.server.services.shells import ShellTable
-from diamond.server.services.tokens import Identity
-from diamond.server.settings import Settings
-from diamond.server.trust import Trust
+from diamond.server.services.identity import Identity
+from diamond.server.store.acting import become
 
-MAX_WAIT_S = 60.0
 MAX_CURSOR = 2**63 - 1
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """One per process, at `app.state.runtime`."""
-
-    ctx: Context
-    hub: Hub
-    settings: Settings
-    metrics: ServerMetrics
-    authenticator: Authenticator
-    trust: Trust
-    failures: Failures
-    shells: ShellTable
-
-    @contextmanager
-    def waiting(self, request: Request) -> Iterator[None]:
-        """Marks a request that waits, so that it counts as waiting and not as slow."""
-        request.scope["diamond.waits"] = True
-        gauge = self.metrics.waiting.labels(getattr(request.scope.get("route"), "path", "unknown"))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
-
-    async def long_poll(
-        self,
-        request: Request,
-        topics: tuple[str, ...],
-        wait_s: float,
-        look: Callable[[], Awaitable[tuple[T, bool]]],
-    ) -> T:
-        """Call `look` until it says its answer is worth sending, time runs out, or the server stops."""
-        deadline = time.monotonic() + min(wait_s, MAX_WAIT_S)
-        if wait_s <= 0:
-            return (await look())[0]
-        with self.waiting(request), self.hub.subscribe(*topics) as subscription:
-            while True:
-                answer, worth_sending = await look()
-                left_s = deadline - time.monotonic()
-                if worth_sending or left_s <= 0 or self.hub.closing:
-                    return answer
-                await subscription.wait(min(left_s, self.hub.recheck_s))
 
 
 async def _runtime(request: Request) -> Runtime:
@@ -84,15 +41,50 @@ async def _ctx(request: Request) -> Context:
 
 async def _identity(request: Request) -> Identity:
     runtime = cast(Runtime, request.app.state.runtime)
-    return await runtime.authenticator.identify(request.headers.get("authorization"))
+    identity = await runtime.authenticator.identify(request)
+    become(identity.actor(client_address(request)))
+    return identity
 
 
 async def _user(request: Request) -> str:
-    return require_user(await _identity(request))
+    """Somebody who looks (GET) or does something."""
+    scope = Scope.READ if request.method in SAFE_METHODS else Scope.LAUNCH
+    return require_user(await _identity(request), scope)
+
+
+async def _enroller(request: Request) -> str:
+    return require_user(await _identity(request), Scope.AGENT)
+
+
+async def _holder(request: Request) -> Identity:
+    """Somebody who changes their own account, or what they own for good."""
+    identity = await _identity(request)
+    require_user(identity, Scope.READ if request.method in SAFE_METHODS else Scope.ADMIN)
+    return identity
+
+
+async def _administrator(request: Request) -> str:
+    identity = await _identity(request)
+    try:
+        return require_administrator(identity)
+    except Forbidden as refusal:
+        path = getattr(request.scope.get("route"), "path", "unknown")
+        ctx = cast(Runtime, request.app.state.runtime).ctx
+        why = {"method": request.method, "path": path, "why": refusal.message}
+        await run_in_threadpool(functools.partial(audit.refuse, ctx, "access.refused", identity.user_id or "", **why))
+        raise
 
 
 async def _agent(request: Request) -> str:
     return require_agent(await _identity(request))
+
+
+async def _party(request: Request) -> Identity:
+    """An agent, or a user who looks or does something: what is for both must not be open to a token without scopes."""
+    identity = await _identity(request)
+    if identity.endpoint_id is None:
+        require_user(identity, Scope.READ if request.method in SAFE_METHODS else Scope.LAUNCH)
+    return identity
 
 
 async def _digest(digest: str) -> str:
@@ -105,6 +97,10 @@ Server = Annotated[Runtime, Depends(_runtime)]
 Ctx = Annotated[Context, Depends(_ctx)]
 Anyone = Annotated[Identity, Depends(_identity)]
 User = Annotated[str, Depends(_user)]
+Party = Annotated[Identity, Depends(_party)]
+Enroller = Annotated[str, Depends(_enroller)]
+Holder = Annotated[Identity, Depends(_holder)]
+Administrator = Annotated[str, Depends(_administrator)]
 Agent = Annotated[str, Depends(_agent)]
 Digest = Annotated[str, Depends(_digest)]
 # FastAPI solves dependencies in the order of a route's parameters: routes name who is asking first, so that nobody

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from diamond.core.bases import Base
@@ -65,6 +65,7 @@ class TaskPlan:
     time_limit_s: int | None  # of one job
     partition: str
     jobs: int  # how many jobs, one after the other, it is expected to take
+    warnings: list[str]  # limits it comes close to, or will wait for
     image: PlannedImage | None = None
 
 
@@ -73,6 +74,14 @@ class NewTasks:
     """The body of POST /tasks/batch."""
 
     specs: list[TaskSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChange:
+    """`visibility`: "private", "project" (the members of its project) or "public" (everybody with an account here)."""
+
+    visibility: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,8 @@ class SeriesList:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveAnswer:
-    """`points` are [x, min, max, mean, last]; with `exact`, each is one sample."""
+    """`points` are [x, min, max, mean, last]; with `exact`, each is one sample. `gaps` are stretches of samples that
+    are no number, as [x of the first, x of the last]."""
 
     attempt: int
     key: str
@@ -130,6 +140,7 @@ class CurveAnswer:
     exact: bool
     non_finite: int
     first_non_finite_x: float | None
+    gaps: list[list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +247,13 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
+    """What is about the installation, and not about the one who asks, is null for all but administrators."""
+
     version: str
     epoch: str
-    data_dir: str
-    database: str
-    counts: dict[str, Any] = field(default_factory=dict)
+    data_dir: str | None = None
+    database: str | None = None
+    counts: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +265,8 @@ class NewImage:
     endpoint: str | None = None
     where: str | None = None
     fresh: bool = False
-    visibility: str = "private"
+    visibility: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,9 +301,11 @@ class ImportedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """`visibility`: "private", "project" (every user of this installation) or "public"."""
+    """`visibility`: "private", "project" (the members of its project) or "public" (everybody with an account here).
+    `project`: move it there first."""
 
-    visibility: str
+    visibility: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,9 @@ from diamond.core.errors import Conflict, DiamondError, NotFound, PolicyRefused,
 from diamond.core.shells import MAX_CHUNK_BYTES, NewShell, Shell, ShellEnd, ShellReceived
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import MAX_CURSOR, MAX_WAIT_S, Agent, Body, Runtime, Server, User
+from diamond.server.api.runtime import MAX_CURSOR, Agent, Body, Server, User
 from diamond.server.auth import require_agent
+from diamond.server.runtime import MAX_WAIT_S, Runtime
 from diamond.server.services import shells
 from diamond.server.services.shells import LiveShell, Pipe
 
@@ -147,10 +148,9 @@ async def read_input(
     request: Request, agent: Agent, server: Server, shell_id: str, runner: Runner, offset: From = 0, wait_s: Wait = 10
 ) -> Response:
     shell = server.shells.of_agent(agent, shell_id, runner)
-    token = request.headers.get("authorization")
     data = await _read(request, server, shell, shell.input, offset, wait_s)
     # While it waited the shell may have ended, and its token may have been revoked.
-    server.shells.of_agent(require_agent(await server.authenticator.identify(token)), shell_id, runner)
+    server.shells.of_agent(require_agent(await server.authenticator.identify(request)), shell_id, runner)
     return _bytes(data)
 
 

@@ -1,4 +1,4 @@
-"""Routes of tasks: create, plan, list, look at, cancel."""
+"""Routes of tasks: create, plan, list, look at, cancel, run again, remove."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from diamond.core.codec import encode
-from diamond.core.errors import IdempotencyMismatch, InvalidInput, NotFound, StorageFull, TooLarge
+from diamond.core.codec import decode, shallow
+from diamond.core.errors import (
+    Conflict,
+    Forbidden,
+    IdempotencyMismatch,
+    InvalidInput,
+    NotFound,
+    QuotaExceeded,
+    StorageFull,
+    TooLarge,
+)
 from diamond.core.states import parse_task_states
 from diamond.core.tasks import Task
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
-from diamond.server.api.runtime import Body, Ctx, User
-from diamond.server.api.schemas import NewTask, NewTasks, TaskBatch, TaskPage, TaskPlan
-from diamond.server.services import tasks
+from diamond.server.api.runtime import Body, Ctx, Server, User
+from diamond.server.api.schemas import NewTask, NewTasks, TaskBatch, TaskChange, TaskPage, TaskPlan
+from diamond.server.services import ownership, removals, reruns, tasks
 
 router = APIRouter(prefix="/api/v1", tags=["tasks"])
 _DETAIL = ("spec", "jobs", "outputs")
@@ -41,6 +50,7 @@ def _spec(body: dict[str, Any]) -> object:
     responses=returns(Task, "The task was made.", status=201)
     | returns(Task, "A request with this key had made it.")
     | USER_FAILS
+    | fails(Forbidden, QuotaExceeded)
     | fails(IdempotencyMismatch, TooLarge, StorageFull),
     openapi_extra=takes(NewTask),
 )
@@ -63,6 +73,7 @@ def create_task(
     responses=returns(TaskBatch, "The tasks were made.", status=201)
     | returns(TaskBatch, "A request with this key had made them.")
     | USER_FAILS
+    | fails(Forbidden, QuotaExceeded)
     | fails(IdempotencyMismatch, TooLarge, StorageFull),
     openapi_extra=takes(NewTasks),
 )
@@ -86,7 +97,7 @@ def create_tasks(
     summary="Show what a task would become",
     description="A dry run: where the task would go and why, and exactly what would run there. Changes nothing; "
     "files need not be uploaded.",
-    responses=returns(TaskPlan, "The plan.") | USER_FAILS | fails(TooLarge),
+    responses=returns(TaskPlan, "The plan.") | USER_FAILS | fails(Forbidden, QuotaExceeded) | fails(TooLarge),
     openapi_extra=takes(NewTask),
 )
 def plan_task(user: User, ctx: Ctx, body: Body) -> Response:
@@ -96,12 +107,12 @@ def plan_task(user: User, ctx: Ctx, body: Body) -> Response:
 @router.get(
     "/tasks",
     summary="List tasks",
-    description="Newest first, one page at a time.",
-    responses=returns(TaskPage, "A page of tasks.") | USER_FAILS,
+    description="Newest first, one page at a time: your own, or with `project` or `owner` all of theirs that you see.",
+    responses=returns(TaskPage, "A page of tasks.") | USER_FAILS | fails(NotFound),
 )
-def list_tasks(
+async def list_tasks(
     user: User,
-    ctx: Ctx,
+    server: Server,
     state: Annotated[str | None, Query(description="States, separated by commas: `RUNNING,QUEUED`.")] = None,
     name: Annotated[str | None, Query(max_length=500, description="Only tasks of exactly this name.")] = None,
     id_prefix: Annotated[str | None, Query(max_length=60, description="Only ids that begin like this.")] = None,
@@ -110,9 +121,12 @@ def list_tasks(
     kind: Annotated[
         str, Query(max_length=20, description="`command`, or what looks after images: `build`, `transfer`; or `all`.")
     ] = "command",
+    project: Annotated[str | None, Query(max_length=100, description="Everybody's in this project.")] = None,
+    owner: Annotated[str | None, Query(max_length=100, description="Those of this user.")] = None,
 ) -> Response:
-    page, next_cursor, total = tasks.list_tasks(
-        ctx,
+    page, next_cursor, total = await server.looks.look(
+        tasks.list_tasks,
+        server.ctx,
         user,
         states=parse_task_states(state or "", "state"),
         name=name,
@@ -120,8 +134,10 @@ def list_tasks(
         cursor=cursor,
         id_prefix=id_prefix,
         kind=kind,
+        project=project,
+        owner=owner,
     )
-    rows = [{key: value for key, value in encode(task).items() if key not in _DETAIL} for task in page]
+    rows = [{key: value for key, value in shallow(task).items() if key not in _DETAIL} for task in page]
     return Json({"tasks": rows, "next_cursor": next_cursor, "total": total})
 
 
@@ -131,8 +147,57 @@ def list_tasks(
     description="The task with its spec, its jobs (oldest first) and its outputs.",
     responses=returns(Task, "The task.") | USER_FAILS | fails(NotFound),
 )
-def get_task(user: User, ctx: Ctx, task_id: str) -> Response:
-    return Json(tasks.get(ctx, user, task_id))
+async def get_task(user: User, server: Server, task_id: str) -> Response:
+    return Json(await server.looks.look(tasks.get, server.ctx, user, task_id))
+
+
+@router.patch(
+    "/tasks/{task_id}",
+    summary="Share a task",
+    description="Who sees it, and which project it is in; what is left out stays. Only its owner can; while it is live "
+    "it stays in its project.",
+    responses=returns(Task, "The task as it now is.") | USER_FAILS | fails(NotFound, Conflict),
+    openapi_extra=takes(TaskChange),
+)
+def change_task(user: User, ctx: Ctx, task_id: str, body: Body) -> Response:
+    wanted = decode(TaskChange, body, strict=True)
+    return Json(ownership.change_task(ctx, user, task_id, visibility=wanted.visibility, project=wanted.project))
+
+
+@router.delete(
+    "/tasks/{task_id}",
+    status_code=204,
+    summary="Remove a task",
+    description="Forgets a task of yours that has ended: its log, curves and events too. What it used stays counted. "
+    "Its files go some days later, unless something else needs them.",
+    responses=USER_FAILS | fails(NotFound, Forbidden, Conflict),
+)
+def remove_task(user: User, ctx: Ctx, task_id: str) -> Response:
+    removals.remove(ctx, user, task_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/tasks/{task_id}/rerun",
+    status_code=201,
+    summary="Run a task again",
+    description="A new task from the same description, of whoever asks. Secrets have the values of now; files are "
+    "those that were uploaded then. With `name` it gets another name. An `Idempotency-Key` makes repeating it "
+    "harmless. Takes no body.",
+    responses=returns(Task, "The new task.", status=201)
+    | USER_FAILS
+    | fails(NotFound, Forbidden, QuotaExceeded)
+    | fails(IdempotencyMismatch),
+)
+def rerun_task(
+    user: User,
+    ctx: Ctx,
+    task_id: str,
+    name: Annotated[str | None, Query(description="Name of the new task; left out: that of the old one.")] = None,
+    idempotency_key: Annotated[str | None, Header(description="1 to 200 printable characters.")] = None,
+) -> Response:
+    task = reruns.rerun(ctx, user, task_id, idempotency_key, name=name)
+    return Json(task, 201, {"Location": f"/api/v1/tasks/{task.id}"})
 
 
 @router.post(

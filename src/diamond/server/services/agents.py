@@ -6,13 +6,15 @@ and answered as unknown.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import check_relative_path, is_digest
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import ONLINE_WITHIN_S
-from diamond.core.errors import Conflict, InvalidInput, NotFound, ProtocolError, TooLarge
+from diamond.core.errors import Conflict, Forbidden, InvalidInput, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.images import ImageUse
 from diamond.core.reasons import Reason
@@ -30,18 +32,19 @@ from diamond.core.wire import (
     StreamChunk,
     Welcome,
 )
-from diamond.server.services import chains, image_work, lifecycle, snapshots
+from diamond.server.services import chains, holdings, image_work, lifecycle, presence, snapshots, withdrawals
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
-from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow
+from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow, table_of
+from diamond.server.store.series import SOURCES
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_DETAIL = 4000
 _MAX_OUTPUTS = 10_000
 _MAX_REPORTED_JOBS = 10_000
+_MAX_OUTPUT_BYTES = 2**50  # of one job; more would be no number that a database can add up
 _LATEST = 4e9  # a Unix time after which no agent's clock is believed
-_TOUCH_EVERY_S = 5.0
 _DEFAULT_REASON = {
     JobState.SUCCEEDED: Reason.COMPLETED,
     JobState.FAILED: Reason.EXIT_NONZERO,
@@ -61,27 +64,27 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
             hint="update the server, or install the agent of the server's version",
         )
     with ctx.db.write() as session:
-        row = _locked_endpoint(session, endpoint_id)
+        row = presence.locked(session, endpoint_id)
         if row.instance not in (None, instance):
             if not message.take_over:
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
         row.facts = encode(snapshots.with_last_known(message.facts, row.facts))
-        _touch(ctx, session, row)
-        name = row.name
+        presence.touch(ctx, session, row)
+        name, owner = row.name, session.get_one(UserRow, row.owner_id).name
     # Tasks may have waited for exactly these facts.
     ctx.hub.notify("planning", "events")
     from diamond import __version__
 
-    return Welcome(endpoint_id=endpoint_id, endpoint_name=name, epoch=ctx.epoch, server_version=__version__)
-
-
-def _locked_endpoint(session: Session, endpoint_id: str) -> EndpointRow:
-    row = session.scalars(sa.select(EndpointRow).where(EndpointRow.id == endpoint_id).with_for_update()).one_or_none()
-    if row is None:
-        raise NotFound("this agent's endpoint was removed", hint="create it again and use its new token")
-    return row
+    return Welcome(
+        endpoint_id=endpoint_id,
+        endpoint_name=name,
+        epoch=ctx.epoch,
+        server_version=__version__,
+        owner=owner,
+        streams=STREAMS,
+    )
 
 
 def refuse_second_home(ctx: Context, session: Session, row: EndpointRow) -> None:
@@ -115,31 +118,35 @@ def release(ctx: Context, session: Session, row: EndpointRow) -> None:
         chains.drop(ctx, session, lifecycle.follow_job(session, task, job, now))
 
 
-def _check_instance(row: EndpointRow, instance: str) -> None:
-    if row.instance not in (None, instance):
-        raise Conflict(
-            f"another agent now speaks for endpoint {row.name}", hint="stop this one; its jobs were given up"
-        )
-
-
-def _touch(ctx: Context, session: Session, row: EndpointRow) -> None:
-    now = ctx.clock()
-    if not is_online(row.last_seen_at, now):
-        data = {"name": row.name}
-        record_event(session, at=now, kind="endpoint.online", owner_id=row.owner_id, endpoint_id=row.id, data=data)
-    row.last_seen_at = now
-
-
 def goodbye(ctx: Context, endpoint_id: str, instance: str = "") -> None:
     """The agent stops on purpose: its endpoint is offline at once, not a minute later."""
     with ctx.db.write() as session:
-        row = _locked_endpoint(session, endpoint_id)
-        _check_instance(row, instance)
-        row.last_seen_at = ctx.clock() - ONLINE_WITHIN_S
+        row = presence.locked(session, endpoint_id)
+        presence.check_instance(row, instance)
+        row.last_seen_at = row.silence_told = ctx.clock() - ONLINE_WITHIN_S
         data = {"name": row.name}
         at = ctx.clock()
         record_event(session, at=at, kind="endpoint.offline", owner_id=row.owner_id, endpoint_id=row.id, data=data)
     ctx.hub.notify("planning", "events")
+
+
+# Built once, like all that agents ask often: putting a query together costs more than running it.
+_CHANGED = (
+    JobRow.endpoint_id == sa.bindparam("endpoint"),
+    JobRow.state.not_in(_FINAL),
+    JobRow.revision > sa.bindparam("since"),
+)
+_DELIVER = (
+    sa.update(table_of(JobRow)).where(*_CHANGED, JobRow.delivered_at.is_(None)).values(delivered_at=sa.bindparam("now"))
+)
+_ORDERED = (
+    sa.select(JobRow, TaskRow, UserRow.name)
+    .join(TaskRow, TaskRow.id == JobRow.task_id)
+    .join(UserRow, UserRow.id == TaskRow.owner_id)
+    .where(*_CHANGED)
+    .order_by(JobRow.revision)
+    .options(undefer(TaskRow.spec), undefer(TaskRow.work))
+)
 
 
 def desired(
@@ -151,35 +158,25 @@ def desired(
     """
     full = epoch != ctx.epoch or since <= 0
     with ctx.db.read() as session:
-        row = session.get(EndpointRow, endpoint_id)
-        if row is None:
-            raise NotFound("this agent's endpoint was removed", hint="create it again and use its new token")
-        _check_instance(row, instance)
-        revision = row.revision
-        if not full and revision <= since and not (is_call and _is_stale(ctx, row)):
-            return DesiredState(epoch=ctx.epoch, revision=revision, full=False)
+        told = presence.told(session, endpoint_id, instance)
+        if told is None:
+            raise presence.gone()
+        if not full and told.revision <= since and not (is_call and presence.is_stale(ctx, told.last_seen_at)):
+            return DesiredState(epoch=ctx.epoch, revision=told.revision, full=False)
     with ctx.db.write() as session:
         # Noted before they are told: a cancel may then no longer assume that nobody knows of the job.
-        endpoint = _locked_endpoint(session, endpoint_id)
+        endpoint = presence.locked(session, endpoint_id)
         revision = endpoint.revision
-        if is_call and _is_stale(ctx, endpoint):
-            _touch(ctx, session, endpoint)
-        mine = [JobRow.endpoint_id == endpoint_id, JobRow.state.not_in(_FINAL)]
-        if not full:
-            mine.append(JobRow.revision > since)
-        session.execute(
-            sa.update(JobRow).where(*mine, JobRow.delivered_at.is_(None)).values(delivered_at=ctx.clock()),
-            execution_options={"synchronize_session": False},
-        )
-        rows = session.execute(
-            sa.select(JobRow, TaskRow, UserRow.name)
-            .join(TaskRow, TaskRow.id == JobRow.task_id)
-            .join(UserRow, UserRow.id == TaskRow.owner_id)
-            .where(*mine)
-            .order_by(JobRow.revision)
-            .options(undefer(TaskRow.spec), undefer(TaskRow.work))
-        ).all()
-        orders = [_order(job, task, user) for job, task, user in rows]
+        if is_call and presence.is_stale(ctx, endpoint.last_seen_at):
+            presence.touch(ctx, session, endpoint)
+        topics = withdrawals.take_back(ctx, session, endpoint_id)
+        session.flush()
+        asked = {"endpoint": endpoint_id, "since": -1 if full else since}
+        session.connection().execute(_DELIVER, {**asked, "now": ctx.clock()})
+        rows = session.execute(_ORDERED, asked).all()
+        askers = _askers(session, [task for _, task, _ in rows])
+        orders = [_order(job, task, askers.get(task.id, user)) for job, task, user in rows]
+    ctx.hub.notify(*topics)
     held = ctx.streams.sizes([order.job_id for order in orders]) if full else {}
     fault_point("server.ordering")
     return DesiredState(
@@ -190,8 +187,14 @@ def desired(
     )
 
 
-def _is_stale(ctx: Context, row: EndpointRow) -> bool:
-    return row.last_seen_at is None or ctx.clock() - row.last_seen_at > _TOUCH_EVERY_S
+def _askers(session: Session, tasks: list[TaskRow]) -> dict[str, str]:
+    """Names of those for whom a task is done, by its id, where that is not its owner (see `image_work`)."""
+    ids = {task.id: asker for task in tasks if (asker := image_work.asker_of(task)) != task.owner_id}
+    if not ids:
+        return {}
+    named = session.execute(sa.select(UserRow.id, UserRow.name).where(UserRow.id.in_(set(ids.values()))))
+    names = {str(key): str(name) for key, name in named}
+    return {task_id: names[asker] for task_id, asker in ids.items() if asker in names}
 
 
 def _order(job: JobRow, task: TaskRow, user: str) -> JobOrder:
@@ -220,6 +223,20 @@ def _with_received(order: JobOrder, received: dict[str, int]) -> JobOrder:
     return JobOrder(**{**order.__dict__, "received": received})
 
 
+def check_upload(ctx: Context, endpoint_id: str) -> None:
+    """What an agent brings are results of jobs it has in hand: without any, it has nothing to bring.
+
+    Raises:
+        Forbidden: it has none.
+    """
+    live = [JobRow.endpoint_id == endpoint_id, JobRow.state.not_in(_FINAL), JobRow.delivered_at.is_not(None)]
+    with ctx.db.read() as session:
+        if session.scalars(sa.select(JobRow.id).where(*live).limit(1)).first() is None:
+            raise Forbidden(
+                "this endpoint has no live job whose results could be uploaded", hint="upload before the job's end"
+            )
+
+
 def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") -> ReportAck:
     """Take in what is. Bytes first, states after: a final state is never visible before its log."""
     if message.epoch != ctx.epoch:
@@ -227,18 +244,23 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     named = {item.job_id for item in message.jobs} | {item.job_id for item in message.streams}
     if len(named) > _MAX_REPORTED_JOBS:
         raise TooLarge(f"a report about {len(named)} jobs", hint=f"send at most {_MAX_REPORTED_JOBS} at a time")
-    own, task_of = _own_jobs(ctx, endpoint_id, named, instance)
+    own, task_of, told = _own_jobs(ctx, endpoint_id, named, instance)
     received = _store_streams(ctx, message.streams, own)
     fault_point("server.receiving")
     states = dict(own)
     topics: set[str] = set()
-    if _has_news(ctx, endpoint_id, message, own):
+    news = tuple(item for item in message.jobs if item.job_id in own and not own[item.job_id].is_final)
+    usage = encode(message.usage) if message.usage is not None else None
+    if news or (
+        usage is not None and (told is None or usage != told.usage or presence.is_stale(ctx, told.last_seen_at))
+    ):
         with ctx.db.write() as session:
-            endpoint = _locked_endpoint(session, endpoint_id)
-            _touch(ctx, session, endpoint)
-            if message.usage is not None:
-                endpoint.usage = encode(message.usage)
-            topics |= _apply(ctx, session, message.jobs, states)
+            endpoint = presence.locked(session, endpoint_id)
+            presence.touch(ctx, session, endpoint)
+            if usage is not None:
+                endpoint.usage = usage
+            if news:
+                topics |= _apply(ctx, session, news, states)
             session.flush()
             fault_point("server.committing")
     fault_point("server.received")
@@ -252,16 +274,29 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     )
 
 
+_NAMED = JobRow.id.in_(sa.bindparam("named", expanding=True))
+_OWN_JOBS = sa.select(JobRow.id, JobRow.state, JobRow.task_id).where(
+    JobRow.endpoint_id == sa.bindparam("endpoint"), _NAMED
+)
+_TASKS = (
+    sa.select(TaskRow)
+    .where(TaskRow.id.in_(sa.select(JobRow.task_id).where(_NAMED)))
+    .order_by(TaskRow.id)
+    .options(undefer(TaskRow.spec))
+    .with_for_update()
+)
+_JOBS = sa.select(JobRow).where(_NAMED).order_by(JobRow.id).with_for_update()
+
+
 def _own_jobs(
     ctx: Context, endpoint_id: str, named: set[str], instance: str
-) -> tuple[dict[str, JobState], dict[str, str]]:
-    """State and task id of those jobs that are this endpoint's."""
-    query = sa.select(JobRow.id, JobRow.state, JobRow.task_id)
+) -> tuple[dict[str, JobState], dict[str, str], presence.Told | None]:
+    """State and task id of those jobs that are this endpoint's, and what was said of it before."""
     with ctx.db.read() as session:
-        if (endpoint := session.get(EndpointRow, endpoint_id)) is not None:
-            _check_instance(endpoint, instance)
-        rows = session.execute(query.where(JobRow.endpoint_id == endpoint_id, JobRow.id.in_(named))).all()
-    return {job: JobState(state) for job, state, _ in rows}, {job: task for job, _, task in rows}
+        told = presence.told(session, endpoint_id, instance)
+        asked = {"endpoint": endpoint_id, "named": list(named)}
+        rows = session.execute(_OWN_JOBS, asked).all() if named else []
+    return {job: JobState(state) for job, state, _ in rows}, {job: task for job, _, task in rows}, told
 
 
 def _store_streams(
@@ -278,36 +313,17 @@ def _store_streams(
         except ValueError as error:
             raise ProtocolError("stream bytes are not base64") from error
         size = ctx.streams.append(chunk.job_id, chunk.stream, chunk.offset, data)
-        if chunk.stream != "log":
-            ctx.series.ingest(chunk.job_id, chunk.stream)
+        if chunk.stream in SOURCES:
+            ctx.series.gather(chunk.job_id, chunk.stream, chunk.offset, size)
         received.setdefault(chunk.job_id, {})[chunk.stream] = size
     return received
-
-
-def _has_news(ctx: Context, endpoint_id: str, message: Report, own: dict[str, JobState]) -> bool:
-    if message.usage is not None:
-        return True
-    return any(item.job_id in own and not own[item.job_id].is_final for item in message.jobs)
 
 
 def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states: dict[str, JobState]) -> set[str]:
     """Advance jobs and their tasks; `states` becomes what is now true."""
     wanted = [item.job_id for item in items if item.job_id in states]
-    task_ids = sa.select(JobRow.task_id).where(JobRow.id.in_(wanted))
-    tasks = {
-        row.id: row
-        for row in session.scalars(
-            sa.select(TaskRow)
-            .where(TaskRow.id.in_(task_ids))
-            .order_by(TaskRow.id)
-            .options(undefer(TaskRow.spec))
-            .with_for_update()
-        )
-    }
-    jobs = {
-        row.id: row
-        for row in session.scalars(sa.select(JobRow).where(JobRow.id.in_(wanted)).order_by(JobRow.id).with_for_update())
-    }
+    tasks = {row.id: row for row in session.scalars(_TASKS, {"named": wanted})}
+    jobs = {row.id: row for row in session.scalars(_JOBS, {"named": wanted})}
     topics: set[str] = set()
     for item in items:
         job = jobs.get(item.job_id)
@@ -325,17 +341,20 @@ def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states:
 def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: JobReport) -> set[str] | None:
     """Take in a report; topics to wake beside the usual ones, None when it was no news."""
     newest = job.attempt == task.attempt
-    if item.state is JobState.QUEUED:
+    was = JobState(job.state)
+    if item.state is JobState.QUEUED and (was is JobState.QUEUED or job_advances(was, item.state)):
         job.pending_reason = _text(item.pending_reason, 500)
         job.expected_start_at = _time(item.expected_start_at)
         if newest and TaskState(task.state) is TaskState.QUEUED:
             task.pending_reason, task.expected_start_at = job.pending_reason, job.expected_start_at
     if item.state.value == job.state and not item.state.is_final:
         _note_place(job, item)  # a scheduler may say later where a job runs than that it runs
-    if not job_advances(JobState(job.state), item.state):
+    if not job_advances(was, item.state):
         return None
     now = ctx.clock()
     job.state = item.state.value
+    if item.state is not JobState.QUEUED:  # it waits no longer
+        job.pending_reason, job.expected_start_at = "", None
     job.detail = _text(item.detail, _MAX_DETAIL)
     job.exit_code, job.signal = item.exit_code, item.signal
     _note_place(job, item)
@@ -346,8 +365,27 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
         job.reason = (item.reason or _DEFAULT_REASON[item.state]).value
         job.ended_at = job.ended_at or now
         if newest:
-            task.outputs = [encode(entry) for entry in _checked_outputs(item)]
+            _keep_outputs(ctx, session, task, job, _brought(session, job.endpoint_id, _checked_outputs(item)))
     return chains.follow(ctx, session, task, job)
+
+
+def _keep_outputs(ctx: Context, session: Session, task: TaskRow, job: JobRow, outputs: list[Output]) -> None:
+    """These are the task's outputs now, instead of those of the job before; the difference is what it stores more.
+
+    What counts is what is here, not what the agent says of it: each blob once, as large as it is.
+    """
+    if task.kind == "command":
+        counted = sa.select(sa.func.coalesce(sa.func.sum(JobRow.stored_bytes), 0))
+        before = session.execute(counted.where(JobRow.task_id == task.id, JobRow.id != job.id)).scalar_one()
+        digests = {f"sha256:{entry.sha256}" for entry in outputs if entry.stored}
+        job.stored_bytes = sum(ctx.blobs.size(digest) for digest in digests) - int(before)
+    task.outputs = [encode(entry) for entry in outputs]
+
+
+def _brought(session: Session, endpoint_id: str, outputs: list[Output]) -> list[Output]:
+    """Only what this endpoint sent is here for it: who reports the digest of another's file does not get it so."""
+    sent = holdings.held_in(session, endpoint_id, [f"sha256:{entry.sha256}" for entry in outputs if entry.stored])
+    return [replace(entry, stored=entry.stored and f"sha256:{entry.sha256}" in sent) for entry in outputs]
 
 
 def _note_place(job: JobRow, item: JobReport) -> None:
@@ -368,13 +406,15 @@ def _time(raw: float | None) -> float | None:
 
 def _checked_outputs(item: JobReport) -> list[Output]:
     """An agent is not believed about paths and digests: an entry that leads elsewhere is left out."""
-    kept = []
+    kept: list[Output] = []
+    total = 0
     for entry in item.outputs[:_MAX_OUTPUTS]:
         try:
             normal = check_relative_path(entry.path, "output") == entry.path
         except InvalidInput:
             continue
         named = is_digest(f"sha256:{entry.sha256}") or not (entry.sha256 or entry.stored)
-        if normal and named and 0 <= entry.size_bytes < 2**60:
+        if normal and named and 0 <= entry.size_bytes <= _MAX_OUTPUT_BYTES - total:
             kept.append(entry)
+            total += entry.size_bytes
     return kept

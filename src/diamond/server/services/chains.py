@@ -17,11 +17,17 @@ from diamond.core.ids import new_id
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import TaskSpec
-from diamond.server.services import lifecycle
+from diamond.server.services import lifecycle, quotas, snapshots
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, JobRow, TaskRow
+from diamond.server.store.models import EndpointRow, JobRow, TaskRow, table_of
 
 _REVISIONS = "revisions"
+_BUMP = (
+    sa.update(table_of(EndpointRow))
+    .where(EndpointRow.id == sa.bindparam("endpoint"))
+    .values(revision=EndpointRow.revision + 1)
+    .returning(EndpointRow.revision)
+)
 
 
 def time_left(session: Session, task: TaskRow, spec: TaskSpec) -> int | None:
@@ -41,11 +47,15 @@ def queue_ahead(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> b
     endpoint = session.get(EndpointRow, job.endpoint_id)
     if endpoint is None or not endpoint.facts or not decode(EndpointFacts, endpoint.facts).queues_ahead:
         return False
+    if not snapshots.usable(session, task.owner_id, task.project_id, [endpoint]):
+        return False  # shared no more: the one that runs is the last
     if session.scalars(sa.select(JobRow.id).where(JobRow.task_id == task.id, JobRow.attempt > job.attempt)).first():
         return False
     left_s = time_left(session, task, decode(TaskSpec, task.spec))
     after_s = None if left_s is None else left_s - job.time_limit_s
     if after_s is not None and after_s <= 0:
+        return False
+    if quotas.out_of_hours(ctx, session, task, job.num_gpus):
         return False
     session.add(
         JobRow(
@@ -63,6 +73,9 @@ def queue_ahead(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> b
             continues=job.id,
             after=job.id,
             image=job.image,
+            num_nodes=job.num_nodes,
+            num_gpus=job.num_gpus,
+            stored_bytes=0,
             created_at=ctx.clock(),
             detail="",
             pending_reason="",
@@ -96,15 +109,9 @@ def next_revision(session: Session, endpoint_id: str) -> int:
     """
     taken: dict[str, int] = session.info.setdefault(_REVISIONS, {})
     if endpoint_id not in taken:
-        taken[endpoint_id] = _bump_revision(session, endpoint_id)
+        # On the connection: what else this transaction has not written yet need not be written for it.
+        taken[endpoint_id] = int(session.connection().execute(_BUMP, {"endpoint": endpoint_id}).scalar_one())
     return taken[endpoint_id]
-
-
-def _bump_revision(session: Session, endpoint_id: str) -> int:
-    bump = sa.update(EndpointRow).where(EndpointRow.id == endpoint_id).values(revision=EndpointRow.revision + 1)
-    return session.execute(
-        bump.returning(EndpointRow.revision), execution_options={"synchronize_session": False}
-    ).scalar_one()
 
 
 def follow(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> set[str]:

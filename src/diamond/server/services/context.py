@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from diamond.core.home import Home
+from diamond.server.identity_providers import IdentityProviders
+from diamond.server.services.allowances import Allowances
+from diamond.server.services.sealing import FILE_NAME, Keys
+from diamond.server.services.throttling import Throttle
 from diamond.server.store.blobs import BlobStore
 from diamond.server.store.db import Database
+from diamond.server.store.measures import MeasureStore
 from diamond.server.store.series import SeriesStore
 from diamond.server.store.streams import StreamStore
 
@@ -30,3 +36,17 @@ class Context:
     hub: Notifier
     epoch: str
     clock: Callable[[], float] = field(default=time.time)
+    throttle: Throttle = field(default_factory=Throttle)
+    identity: IdentityProviders = field(default_factory=IdentityProviders)
+    allowances: Allowances = field(default_factory=Allowances)
+    secret_keys: Keys | None = None  # where the operator put them; None: beside the database
+
+    @cached_property
+    def measures(self) -> MeasureStore:
+        """What trainings measured of themselves."""
+        return MeasureStore(self.streams)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """What secrets are sealed with."""
+        return self.secret_keys or Keys(self.home.server / FILE_NAME)

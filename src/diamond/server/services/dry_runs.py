@@ -10,24 +10,32 @@ from sqlalchemy.orm import Session
 from diamond.core import sites
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointFacts
+from diamond.core.errors import InvalidInput, NotFound
 from diamond.core.images import ImageUse
 from diamond.core.inside import enter_script, inside_script, shown
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
-from diamond.server.services import image_placing, images, planning, snapshots
+from diamond.server.services import image_placing, images, planning, projects, quotas, secrets, snapshots
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
+from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow
 
 
 def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dict[str, Any]:
     """Where it would go and why, in which image and how that gets there, and exactly what would run."""
-    rows = snapshots.endpoints(session)
-    need = _need(ctx, session, user_id, spec, rows)
-    placement = place(spec, planning.candidates(ctx, rows, need))
+    try:
+        project = projects.look_up(session, user_id, spec.project)
+    except NotFound as error:
+        raise InvalidInput(error.message, hint=error.hint, field="project") from error
+    warnings = quotas.admit(ctx, session, user_id, project.id if project else None, spec)
+    secrets.check(session, user_id, project.id if project else None, spec)
+    rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
+    need = _need(ctx, session, user_id, spec, rows, project)
+    placement = place(spec, planning.candidates(ctx, rows, need, snapshots.barred(session, user_id, rows)))
     if placement.endpoint is None:
-        planning.refuse(spec, placement)
+        planning.refuse(spec, placement, snapshots.where_else(session, user_id, spec.resources.infra))
     chosen = next((row for row in rows if row.name == placement.endpoint), None)
     facts = snapshots.facts_of(chosen) if chosen else None
     limit_s, chained = planning.one_job(spec.max_duration, placement.choice)
@@ -44,6 +52,8 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
             chained=chained,
             modules=spec.slurm.modules,
             image=image is not None,
+            secrets=bool(spec.secrets),
+            time_limit_s=limit_s,
         )
     )
     files = {"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {})
@@ -56,9 +66,10 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         user_envs=spec.envs,
     )
     if image is not None and facts is not None and image["use"] is not None:
-        files |= _ways_in(decode(ImageUse, image["use"]), facts, f"{run_root}/JOB_ID")
+        files |= _ways_in(decode(ImageUse, image["use"]), facts, f"{run_root}/JOB_ID", bool(spec.secrets))
     return {
         "image": image,
+        "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, chosen, spec)])],
         "spec": encode(spec),
         "endpoint": placement.endpoint,
         "why": list(placement.why) or [planning.waiting_text(spec, placement)],
@@ -72,8 +83,15 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
     }
 
 
-def _need(ctx: Context, session: Session, user_id: str, spec: TaskSpec, rows: list[EndpointRow]) -> Need | None:
-    image, path = image_placing.resolve(ctx, session, user_id, spec)
+def _need(
+    ctx: Context,
+    session: Session,
+    user_id: str,
+    spec: TaskSpec,
+    rows: list[EndpointRow],
+    project: ProjectRow | None,
+) -> Need | None:
+    image, path = image_placing.resolve(ctx, session, user_id, spec, project)
     if path:
         return image_placing.need_path(path, rows)
     if image is None:
@@ -106,7 +124,7 @@ def _image(need: Need | None, chosen: EndpointRow | None) -> dict[str, Any] | No
     }
 
 
-def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str) -> dict[str, str]:
+def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str, has_secrets: bool) -> dict[str, str]:
     """The scripts that enter the image, with what containers are shown there by default; the endpoint's policy file may
     add to it, or take away."""
     site = sites.find(facts.site) if facts.site else None
@@ -115,5 +133,5 @@ def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str) -> dict[str, str
     modules = containers.modules if containers else ()
     return {
         "inside.sh": inside_script(use, run_dir=run_dir, binds=tuple(dict.fromkeys(paths)), modules=modules),
-        "enter.sh": enter_script(use, run_dir=run_dir),
+        "enter.sh": enter_script(use, run_dir=run_dir, secrets=has_secrets),
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.orm import Session, undefer
@@ -14,15 +18,17 @@ from diamond.core.ids import new_id
 from diamond.core.images import ReplicaState
 from diamond.core.reasons import Reason
 from diamond.core.resources import Resources
-from diamond.core.states import FINAL_JOB_STATES, JobState
-from diamond.server.services import chains, enrolment, lifecycle, tokens
+from diamond.core.states import FINAL_JOB_STATES, JobState, TaskState
+from diamond.server.services import access, chains, enrolment, lifecycle, snapshots, tokens
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
-from diamond.server.store.models import EndpointRow, JobRow, ReplicaRow, TaskRow
+from diamond.server.store.identity_models import EndpointShareRow, ProjectRow
+from diamond.server.store.models import EndpointRow, JobRow, ReplicaRow, TaskRow, UserRow
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_QUEUE = 1000
+_RESERVED = ("new",)  # /endpoints/new makes one
 
 
 def create(ctx: Context, user_id: str, name: str) -> tuple[Endpoint, str]:
@@ -48,6 +54,8 @@ def _create(
             hint="use lower-case letters, digits, dots, dashes and underscores, at most 63",
             field="name",
         )
+    if name in _RESERVED:
+        raise InvalidInput(f"{name!r} is the name of a page", hint="choose another name", field="name")
     now = ctx.clock()
     row = EndpointRow(id=new_id("end"), owner_id=user_id, name=name, created_at=now, revision=0)
     try:
@@ -65,24 +73,19 @@ def _create(
             field="name",
         ) from error
     ctx.hub.notify("events")
-    return to_endpoint(row, now, "enrolled" if with_token else "code"), token, code
+    with ctx.db.read() as session:
+        return _views(ctx, session, user_id, [row])[0], token, code
 
 
 def list_endpoints(ctx: Context, user_id: str) -> list[Endpoint]:
+    """The user's own, and those shared with their projects."""
     with ctx.db.read() as session:
-        rows = session.scalars(
-            sa.select(EndpointRow)
-            .where(EndpointRow.owner_id == user_id, EndpointRow.removed_at.is_(None))
-            .order_by(EndpointRow.name)
-        ).all()
-        access = enrolment.access_of(session, [row.id for row in rows], ctx.clock())
-        return [to_endpoint(row, ctx.clock(), access[row.id]) for row in rows]
+        return _views(ctx, session, user_id, snapshots.seen_by(session, user_id))
 
 
 def get(ctx: Context, user_id: str, name: str) -> Endpoint:
     with ctx.db.read() as session:
-        row = _find(session, user_id, name)
-        return to_endpoint(row, ctx.clock(), enrolment.access_of(session, [row.id], ctx.clock())[row.id])
+        return _views(ctx, session, user_id, [_find(session, user_id, name)])[0]
 
 
 def remove(ctx: Context, user_id: str, name: str, *, force: bool = False) -> int:
@@ -133,23 +136,26 @@ def _former_name(session: Session, name: str) -> str:
 
 
 def _find(session: Session, user_id: str, name: str) -> EndpointRow:
-    row = session.scalars(
-        sa.select(EndpointRow).where(
-            EndpointRow.owner_id == user_id, EndpointRow.name == name, EndpointRow.removed_at.is_(None)
-        )
-    ).one_or_none()
+    named = [EndpointRow.name == (name if name.isprintable() else ""), EndpointRow.removed_at.is_(None)]
+    row = session.scalars(sa.select(EndpointRow).where(*named, access.sees_endpoint(user_id))).one_or_none()
     if row is None:
         raise NotFound(f"there is no endpoint {name[:60]!r}", hint="`diamond endpoint ls` lists them")
     return row
 
 
 def queue(ctx: Context, user_id: str, name: str | None = None) -> list[QueueEntry]:
-    """Live jobs: running ones first, then the waiting ones in the order the scheduler will take them."""
+    """Live jobs: running ones first, then the waiting ones in the order the scheduler will take them; last, tasks that
+    wait here, for a quota, an image or an endpoint.
+
+    Of one endpoint those of everybody, since they are in front; of what the user does not see only that it is there.
+    """
+    sees = access.sees(TaskRow, user_id)
     query = (
-        sa.select(JobRow, TaskRow, EndpointRow.name)
+        sa.select(JobRow, TaskRow, EndpointRow.name, EndpointRow.owner_id, UserRow.name, sees.label("sees"))
         .join(TaskRow, TaskRow.id == JobRow.task_id)
         .join(EndpointRow, EndpointRow.id == JobRow.endpoint_id)
-        .where(TaskRow.owner_id == user_id, JobRow.state.not_in(_FINAL))
+        .join(UserRow, UserRow.id == TaskRow.owner_id)
+        .where(JobRow.state.not_in(_FINAL))
         .order_by(
             JobRow.state.not_in([JobState.RUNNING.value, JobState.FINISHING.value]),
             TaskRow.priority.desc(),
@@ -160,13 +166,58 @@ def queue(ctx: Context, user_id: str, name: str | None = None) -> list[QueueEntr
     with ctx.db.read() as session:
         if name is not None:
             query = query.where(JobRow.endpoint_id == _find(session, user_id, name).id)
+        else:
+            query = query.where(TaskRow.owner_id == user_id)
         rows = session.execute(query.options(sa.orm.undefer(TaskRow.spec))).all()
-        return [_entry(job, task, endpoint) for job, task, endpoint in rows]
+        jobs = [
+            _entry(job, task, endpoint, owner)
+            if seen
+            else _placeholder(job, task, endpoint, owner if endpoint_owner == user_id else "")
+            for job, task, endpoint, endpoint_owner, owner, seen in rows
+        ]
+        return jobs + (_waiting_here(session, user_id, _MAX_QUEUE - len(jobs)) if name is None else [])
 
 
-def _entry(job: JobRow, task: TaskRow, endpoint: str) -> QueueEntry:
+def _waiting_here(session: Session, user_id: str, limit: int) -> list[QueueEntry]:
+    query = (
+        sa.select(TaskRow, UserRow.name)
+        .join(UserRow, UserRow.id == TaskRow.owner_id)
+        .where(TaskRow.owner_id == user_id, TaskRow.state == TaskState.PENDING.value)
+        .order_by(TaskRow.priority.desc(), TaskRow.id)
+        .limit(limit)
+        .options(undefer(TaskRow.spec))
+    )
+    entries = []
+    for task, owner in session.execute(query):
+        need = decode(Resources, task.spec.get("resources", {}))
+        entries.append(
+            QueueEntry(
+                owner=owner,
+                job_id="",
+                task_id=task.id,
+                task_name=task.name,
+                endpoint="",
+                state=task.state,
+                priority=task.priority,
+                cpus=need.cpus_min,
+                gpus=need.gpus,
+                created_at=task.created_at,
+                pending_reason=task.pending_reason,
+            )
+        )
+    return entries
+
+
+def _placeholder(job: JobRow, task: TaskRow, endpoint: str, owner: str) -> QueueEntry:
+    """Somebody else's: what it takes, and when. Whose it is, the endpoint's owner knows from its agent's records."""
+    shown = _entry(job, task, endpoint, owner)
+    return replace(shown, job_id="", task_id="", task_name="", pending_reason="", scheduler_id=None)
+
+
+def _entry(job: JobRow, task: TaskRow, endpoint: str, owner: str) -> QueueEntry:
     need = decode(Resources, task.spec.get("resources", {}))
     return QueueEntry(
+        owner=owner,
         job_id=job.id,
         task_id=task.id,
         task_name=task.name,
@@ -192,8 +243,43 @@ def counts(ctx: Context) -> dict[str, int]:
     return {"online": online, "offline": len(seen) - online}
 
 
-def to_endpoint(row: EndpointRow, now: float, access: str = "") -> Endpoint:
+# Built once: putting a query together costs more than running it.
+_OWNERS = (
+    sa.select(EndpointRow.id, UserRow.name)
+    .join(UserRow, UserRow.id == EndpointRow.owner_id)
+    .where(EndpointRow.id.in_(sa.bindparam("endpoints", expanding=True)))
+)
+_SHARES = (
+    sa.select(EndpointShareRow.endpoint_id, ProjectRow.name)
+    .join(ProjectRow, ProjectRow.id == EndpointShareRow.project_id)
+    .where(
+        EndpointShareRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)),
+        ProjectRow.id.in_(access.projects_of(sa.bindparam("viewer"))),
+    )
+    .order_by(ProjectRow.name)
+)
+
+
+def _views(ctx: Context, session: Session, user_id: str, rows: Sequence[EndpointRow]) -> list[Endpoint]:
+    ids = [row.id for row in rows]
+    states = enrolment.access_of(session, ids, ctx.clock())
+    found = session.execute(_OWNERS, {"endpoints": ids}) if ids else ()
+    owners = {str(key): str(name) for key, name in found}
+    shared: dict[str, list[str]] = {}
+    for endpoint_id, name in session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ():
+        shared.setdefault(endpoint_id, []).append(name)
+    return [
+        to_endpoint(
+            row, ctx.clock(), states[row.id] if row.owner_id == user_id else "", owner=owners[row.id],
+            is_mine=row.owner_id == user_id, shared_with=tuple(shared.get(row.id, ())),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def to_endpoint(row: EndpointRow, now: float, state: str = "", **more: Any) -> Endpoint:
     return Endpoint(
+        **more,
         id=row.id,
         name=row.name,
         online=is_online(row.last_seen_at, now),
@@ -201,5 +287,5 @@ def to_endpoint(row: EndpointRow, now: float, access: str = "") -> Endpoint:
         last_seen_at=row.last_seen_at,
         facts=decode(EndpointFacts, row.facts) if row.facts else None,
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
-        access=access,
+        access=state,
     )

@@ -14,16 +14,27 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from diamond import __version__
+from diamond.core import onefile
 from diamond.core.endpoints import ONLINE_WITHIN_S
-from diamond.core.enrolment import CODE_VALID_S, AgentSelf, Enrolled, NewAgent, new_code, plain_code, token_hash
-from diamond.core.errors import Conflict, InvalidInput, NotFound, Unauthenticated
+from diamond.core.enrolment import (
+    CODE_VALID_S,
+    AgentSelf,
+    Enrolled,
+    Enrolment,
+    NewAgent,
+    new_code,
+    plain_code,
+    token_hash,
+)
+from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound, Unauthenticated
 from diamond.core.faults import fault_point
 from diamond.core.ids import new_id
-from diamond.server.services import agents
+from diamond.core.states import FINAL_JOB_STATES
+from diamond.server.services import access, agents, audit
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
-from diamond.server.store.models import EndpointRow, EnrolmentRow, TokenRow
+from diamond.server.store.models import EndpointRow, EnrolmentRow, JobRow, TokenRow, UserRow
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NEW_LINE = "get a new line with `diamond endpoint enroll NAME` on a machine that has your Diamond client"
@@ -60,7 +71,22 @@ def issue_code(ctx: Context, session: Session, row: EndpointRow) -> Code:
 def renew_code(ctx: Context, user_id: str, name: str) -> Code:
     """A fresh code for an endpoint that exists. Its present agent goes on until the code is used."""
     with ctx.db.write() as session:
-        return issue_code(ctx, session, locked(session, user_id, name))
+        row = locked(session, user_id, name)
+        audit.record(session, ctx.clock(), "endpoint.code_made", row.id, name=row.name)
+        return issue_code(ctx, session, row)
+
+
+def offer(code: Code, *, url: str, pin: str, names: tuple[str, ...]) -> Enrolment:
+    """A code with all that the line to paste needs: where the server is, and how an agent can be sure of it."""
+    return Enrolment(
+        endpoint=code.endpoint,
+        code=code.code,
+        expires_at=code.expires_at,
+        url=url.rstrip("/"),
+        pin=pin,
+        names=names,
+        agent_sha256=onefile.digest(),
+    )
 
 
 def exchange(ctx: Context, message: NewAgent) -> Enrolled:
@@ -141,6 +167,7 @@ def rotate(ctx: Context, user_id: str, name: str) -> tuple[str, bool]:
         if not _live_hashes(session, row.id):
             raise Conflict(f"endpoint {name} has no agent token to rotate", hint=f"`diamond endpoint enroll {name}`")
         row.rotate_at = ctx.clock()
+        audit.record(session, row.rotate_at, "endpoint.rotation_asked", row.id, name=row.name)
         online = is_online(row.last_seen_at, ctx.clock())
         endpoint_id = row.id
     ctx.hub.notify(f"endpoint:{endpoint_id}")
@@ -175,7 +202,7 @@ def withdraw(session: Session, row: EndpointRow, now: float) -> int:
     if died:
         _record(session, row, "endpoint.revoked", now)
         if is_online(row.last_seen_at, now):
-            row.last_seen_at = now - ONLINE_WITHIN_S
+            row.last_seen_at = row.silence_told = now - ONLINE_WITHIN_S
     return died
 
 
@@ -194,31 +221,55 @@ def me(ctx: Context, endpoint_id: str) -> AgentSelf:
         )
 
 
+# Built once: putting a query together costs more than running it.
+_TOKENS_OF = (
+    sa.select(TokenRow.endpoint_id, sa.func.count(), sa.func.count(TokenRow.revoked_at))
+    .where(TokenRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)))
+    .group_by(TokenRow.endpoint_id)
+)
+_CODES_OF = sa.select(EnrolmentRow.endpoint_id).where(
+    EnrolmentRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)),
+    EnrolmentRow.used_at.is_(None),
+    EnrolmentRow.expires_at > sa.bindparam("now"),
+)
+
+
 def access_of(session: Session, endpoint_ids: list[str], now: float) -> dict[str, str]:
     """How each endpoint's agent stands with the server, in one word (`Endpoint.access`)."""
-    tokens = session.execute(
-        sa.select(TokenRow.endpoint_id, sa.func.count(), sa.func.count(TokenRow.revoked_at))
-        .where(TokenRow.endpoint_id.in_(endpoint_ids))
-        .group_by(TokenRow.endpoint_id)
-    ).all()
-    valid = sa.select(EnrolmentRow.endpoint_id).where(
-        EnrolmentRow.endpoint_id.in_(endpoint_ids), EnrolmentRow.used_at.is_(None), EnrolmentRow.expires_at > now
-    )
+    tokens = session.execute(_TOKENS_OF, {"endpoints": endpoint_ids}).all()
     found = {str(key): "enrolled" if made > died else "revoked" for key, made, died in tokens}
-    for key in session.scalars(valid):
+    for key in session.scalars(_CODES_OF, {"endpoints": endpoint_ids, "now": now}):
         if found.get(key) != "enrolled":
             found[key] = "code"
     return {key: found.get(key, "none") for key in endpoint_ids}
 
 
+def refuse_busy(session: Session, row: EndpointRow) -> None:
+    """Raises Conflict for an endpoint with live jobs: they run in the name of whoever owns it now."""
+    live = [JobRow.endpoint_id == row.id, JobRow.state.not_in([state.value for state in FINAL_JOB_STATES])]
+    count = session.execute(sa.select(sa.func.count()).select_from(JobRow).where(*live)).scalar_one()
+    if count:
+        raise Conflict(
+            f"endpoint {row.name} has {count} live job{'s' if count > 1 else ''}",
+            hint="stop its tasks or wait for them first",
+        )
+
+
 def locked(session: Session, user_id: str, name: str) -> EndpointRow:
-    row = session.scalars(
-        sa.select(EndpointRow)
-        .where(EndpointRow.owner_id == user_id, EndpointRow.name == name, EndpointRow.removed_at.is_(None))
-        .with_for_update()
-    ).one_or_none()
+    """An endpoint, for a change by its owner.
+
+    Raises:
+        NotFound: there is none, or the user does not see it.
+        Forbidden: it is another's, shared for use.
+    """
+    named = [EndpointRow.name == (name if name.isprintable() else ""), EndpointRow.removed_at.is_(None)]
+    query = sa.select(EndpointRow).where(*named, access.sees_endpoint(user_id)).with_for_update()
+    row = session.scalars(query).one_or_none()
     if row is None:
         raise NotFound(f"there is no endpoint {name[:60]!r}", hint="`diamond endpoint ls` lists them")
+    if row.owner_id != user_id:
+        owner = session.get_one(UserRow, row.owner_id).name
+        raise Forbidden(f"endpoint {name} is {owner}'s: it can be used, not changed", hint=f"ask {owner}")
     return row
 
 

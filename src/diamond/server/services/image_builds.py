@@ -19,13 +19,14 @@ from diamond.core.definitions import apptainer_definition
 from diamond.core.errors import DiamondError, InvalidInput, NotFound, Unavailable
 from diamond.core.faults import fault_point
 from diamond.core.image_views import Build, ImagePlan
-from diamond.core.images import ImageFacts, ReplicaState, StageRecord, Visibility
+from diamond.core.images import ImageFacts, ReplicaState, StageRecord
+from diamond.core.projects import parse_visibility
 from diamond.core.recipes import STAGE_TITLES, Recipe, stages
 from diamond.core.tasks import Task, TaskSpec
 from diamond.core.venvfiles import venv_steps
 from diamond.planner.partitions import Obstacle
 from diamond.planner.placement import Placement, place
-from diamond.server.services import bundles, image_placing, images, planning, snapshots, tasks
+from diamond.server.services import bundles, image_placing, images, planning, projects, quotas, snapshots, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
 from diamond.server.services.image_ways import Way, builder_for, where_for
@@ -42,7 +43,8 @@ def build(
     endpoint: str | None = None,
     where: str = "auto",
     fresh: bool = False,
-    visibility: str = Visibility.PRIVATE.value,
+    visibility: str | None = None,
+    project: str | None = None,
     idempotency_key: str | None = None,
 ) -> tuple[Build, bool]:
     """Have an image of this recipe at an endpoint; True when something was begun for it now.
@@ -51,17 +53,15 @@ def build(
 
     Raises:
         InvalidInput: naming the field of the recipe, or `endpoint` and `where`.
+        QuotaExceeded: its user or project already stores as much as they may.
         IdempotencyMismatch: the key was used for another request.
     """
-    recipe = checked_recipe(ctx, raw_recipe)
+    recipe = checked_recipe(ctx, user_id, raw_recipe)
     asked = {"recipe": encode(recipe), "endpoint": endpoint, "where": where, "fresh": fresh, "visibility": visibility}
-    key = Key.of(idempotency_key, asked)
-    try:
-        shared = Visibility(visibility)
-    except ValueError:
-        raise InvalidInput(f"must be one of {', '.join(Visibility)}", field="visibility") from None
+    key = Key.of(idempotency_key, asked | ({"project": project} if project else {}))
+    shared = parse_visibility(visibility) if visibility is not None else None
     with ctx.db.write() as session:
-        rows = snapshots.endpoints(session, lock=True)
+        rows = snapshots.for_images(session, user_id, lock=True)
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
         chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where)
@@ -70,11 +70,15 @@ def build(
         if not fresh:
             image = image_placing.known_image(session, user_id, chosen.recipe, endpoint_id=chosen.endpoint.id)
         if image is None:
-            image = image_placing.new_image(ctx, user_id, chosen.recipe, visibility=shared)
+            home = projects.resolve(session, user_id, project)
+            image = image_placing.new_image(ctx, user_id, chosen.recipe, home, visibility=shared)
+            images.check_shareable(session, image, is_asked=True)
             session.add(image)
             session.flush()
         need = image_placing.need_image(ctx, session, image, here)
         how = _way(need, chosen)
+        if how == "built":
+            quotas.check_storage(session, user_id, image.project_id, 0, "an image would be more")
         replica, made = image_placing.begin(ctx, session, user_id, need, chosen.endpoint, where=where, fresh=fresh)
         topics = planning.place_made(ctx, session, made)
         if key is not None and replica.task_id:
@@ -94,13 +98,13 @@ def _way(need: Need, chosen: _Chosen) -> str:
     return "built"
 
 
-def checked_recipe(ctx: Context, raw: object, *, uploaded: bool = True) -> Recipe:
-    """Validate a recipe; with `uploaded`, also that every file it names is wholly here."""
+def checked_recipe(ctx: Context, user_id: str, raw: object, *, uploaded: bool = True) -> Recipe:
+    """Validate a recipe; with `uploaded`, also that every file it names is wholly here, and the user's."""
     recipe = Recipe.parse(raw)
     if uploaded:
         recipe.check_uploaded()
         for target, ref in recipe.files.items():
-            bundles.require(ctx, digest_of_ref(ref), f"files.{target}")
+            bundles.require(ctx, user_id, digest_of_ref(ref), f"files.{target}")
     return recipe
 
 
@@ -127,12 +131,12 @@ def _choose(
     """Where a recipe is built: as asked, else where a task that needs nothing would go, of those that can build it."""
     if where not in ("auto", "login", "batch"):
         raise InvalidInput("must be one of auto, login, batch", field="where")
-    obstacles: dict[str, Obstacle] = {}
+    obstacles = snapshots.barred(session, user_id, rows)
     builders: dict[str, str] = {}
     resolved: dict[str, tuple[Recipe, ImageRow | None]] = {}
     for row in rows:
         facts = snapshots.facts_of(row)
-        if facts is None or not snapshots.knows_builders(facts):
+        if facts is None or not snapshots.knows_builders(facts) or row.id in obstacles:
             continue
         try:
             pinned, base = image_placing.resolve_base(session, user_id, recipe, snapshots.gpu_models([row]))
@@ -203,7 +207,9 @@ def _nowhere(endpoint: str | None, placement: Placement, online: Collection[str]
             field="endpoint",
         )
     if not known:
-        return InvalidInput("there is no endpoint yet", hint="`diamond up` makes this machine one", field="endpoint")
+        return InvalidInput(
+            "there is no endpoint yet", hint="`diamond endpoint create NAME` registers one", field="endpoint"
+        )
     if waiting := [name for name in placement.undecided if name in online and endpoint in (None, name)]:
         return Unavailable(
             f"{', '.join(waiting)} came online just now and is still finding out what it can build",
@@ -223,9 +229,9 @@ def plan(
     ctx: Context, user_id: str, raw_recipe: object, *, endpoint: str | None = None, where: str = "auto"
 ) -> ImagePlan:
     """What `build` would do. Files need not be uploaded yet; nothing is written."""
-    recipe = checked_recipe(ctx, raw_recipe, uploaded=False)
+    recipe = checked_recipe(ctx, user_id, raw_recipe, uploaded=False)
     with ctx.db.read() as session:
-        rows = snapshots.endpoints(session)
+        rows = snapshots.for_images(session, user_id)
         chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where)
         image = image_placing.known_image(session, user_id, chosen.recipe, endpoint_id=chosen.endpoint.id)
         ready = image is not None and any(

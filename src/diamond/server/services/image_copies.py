@@ -22,12 +22,14 @@ from diamond.core.states import FINAL_TASK_STATES, TaskState
 from diamond.core.tasks import Output, Task
 from diamond.server.services import (
     bundles,
+    holdings,
     image_placing,
     image_progress,
     image_settling,
     image_work,
     images,
     planning,
+    projects,
     snapshots,
     tasks,
 )
@@ -50,7 +52,7 @@ def copy(
     """
     key = Key.of(idempotency_key, {"copy": ref, "endpoint": endpoint})
     with ctx.db.write() as session:
-        rows = snapshots.endpoints(session, lock=True)
+        rows = snapshots.for_images(session, user_id, lock=True)
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
         image = images.find(session, user_id, ref, undefer(ImageRow.recipe))
@@ -68,7 +70,7 @@ def _get_there(ctx: Context, session: Session, user_id: str, need: Need, here: E
     assert need.image is not None
     if snapshots.facts_of(here) is None:
         raise InvalidInput(f"the agent of {here.name} has not connected yet", hint="start it", field="endpoint")
-    if obstacle := need.obstacles.get(here.id):
+    if obstacle := snapshots.barred(session, user_id, [here]).get(here.id) or need.obstacles.get(here.id):
         raise InvalidInput(f"endpoint {here.name} cannot have it: {obstacle.text}", field="endpoint")
     way = need.ways[here.id]
     replica, made = image_placing.begin(ctx, session, user_id, need, here)
@@ -98,7 +100,7 @@ def export(ctx: Context, user_id: str, ref: str, *, endpoint: str | None = None)
     with ctx.db.write() as session:
         snapshots.endpoints(session, lock=True)
         image = images.find(session, user_id, ref, undefer(ImageRow.recipe))
-        replica, where = image_progress.newest(session, image, endpoint, ref=ref, state=ReplicaState.READY)
+        replica, where = image_progress.newest(session, user_id, image, endpoint, ref=ref, state=ReplicaState.READY)
         task, is_new = image_work.export_task(ctx, session, user_id, image, replica, where)
         topics = planning.place_made(ctx, session, [task] if is_new else [])
         task_id = task.id
@@ -114,7 +116,7 @@ def payload(ctx: Context, user_id: str, ref: str, *, endpoint: str | None = None
     """
     with ctx.db.read() as session:
         image = images.find(session, user_id, ref)
-        replica, where = image_progress.newest(session, image, endpoint, ref=ref, state=ReplicaState.READY)
+        replica, where = image_progress.newest(session, user_id, image, endpoint, ref=ref, state=ReplicaState.READY)
         rows = session.scalars(
             sa.select(TaskRow)
             .where(TaskRow.image_id == image.id, TaskRow.kind == "transfer", TaskRow.endpoint_id == where.id)
@@ -153,7 +155,7 @@ def import_image(
     Raises:
         InvalidInput: naming the field.
     """
-    wanted = checked_recipe(ctx, recipe)
+    wanted = checked_recipe(ctx, user_id, recipe)
     if name is not None or wanted.name is None:
         try:
             wanted = replace(wanted, name=parse_image_name(name or image_placing.default_name(wanted)))
@@ -165,11 +167,11 @@ def import_image(
         pins = replace(
             pins, python=image_settling.clean_text(pins.python, 100), os=image_settling.clean_text(pins.os, 100)
         )
-    item = _uploaded(ctx, payload)
+    item = _uploaded(ctx, user_id, payload)
     asked = {"import": payload, "recipe": encode(wanted), "facts": encode(made_elsewhere), "endpoint": endpoint}
     key = Key.of(idempotency_key, asked)
     with ctx.db.write() as session:
-        rows = snapshots.endpoints(session, lock=True)
+        rows = snapshots.for_images(session, user_id, lock=True)
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
         here = _place_for(ctx, rows, made_elsewhere, endpoint)
@@ -177,7 +179,7 @@ def import_image(
         made_elsewhere = replace(made_elsewhere, recipe_digest=wanted.digest)
         image = image_placing.known_image(session, user_id, wanted, endpoint_id=here.id)
         if image is None:
-            image = image_placing.new_image(ctx, user_id, wanted)
+            image = image_placing.new_image(ctx, user_id, wanted, projects.resolve(session, user_id, None))
             session.add(image)
             session.flush()
         need = image_placing.need_image(ctx, session, image, [here])
@@ -225,8 +227,8 @@ def _foreign_facts(raw: object, recipe: Recipe) -> ImageFacts:
         raise InvalidInput(f"{facts.builder[:40]!r} is not one of {', '.join(BUILDERS)}", field="facts.builder")
     if not is_digest(facts.digest):
         raise InvalidInput("is not sha256:<64 hex digits>", field="facts.digest")
-    if not 0 <= facts.size_bytes < 2**60:
-        raise InvalidInput("is impossible", field="facts.size_bytes")
+    if not 0 <= facts.size_bytes <= image_settling.MAX_IMAGE_BYTES:
+        raise InvalidInput(f"must be from 0 to {image_settling.MAX_IMAGE_BYTES}", field="facts.size_bytes")
     if not (facts.architecture.isprintable() and 0 < len(facts.architecture) <= 40):
         raise InvalidInput("must say for which machines it is (as uname -m does)", field="facts.architecture")
     made = image_settling.clean_facts(replace(facts, path="", recipe_digest=recipe.digest))
@@ -235,18 +237,18 @@ def _foreign_facts(raw: object, recipe: Recipe) -> ImageFacts:
     return made
 
 
-def _uploaded(ctx: Context, payload: str) -> Output:
+def _uploaded(ctx: Context, user_id: str, payload: str) -> Output:
     """The payload, given as a blob's digest or as a bundle of one file."""
     digest = payload
     if is_bundle_ref(payload):
-        bundles.require(ctx, digest_of_ref(payload), "payload")
+        bundles.require(ctx, user_id, digest_of_ref(payload), "payload")
         manifest = bundles.manifest(ctx, digest_of_ref(payload))
         if not manifest.is_file:
             raise InvalidInput("must be one file, not a folder", field="payload")
         digest = manifest.files[0].digest
     if not is_digest(digest):
         raise InvalidInput("must be sha256:<64 hex digits>, or the reference of a bundle", field="payload")
-    if not ctx.blobs.has(digest):
+    if ctx.blobs.claim([digest]) or (digest == payload and not holdings.user_may_read(ctx, user_id, digest)):
         raise InvalidInput(
             f"blob {digest} is not here", hint="upload it first: PUT /api/v1/blobs/{digest}", field="payload"
         )
@@ -264,7 +266,9 @@ def _place_for(ctx: Context, rows: list[EndpointRow], made: ImageFacts, endpoint
         return _endpoint(rows, endpoint)
     known = [row for row in rows if snapshots.facts_of(row) is not None]
     if not known:
-        raise InvalidInput("no endpoint is connected yet", hint="`diamond up` makes this machine one", field="endpoint")
+        raise InvalidInput(
+            "no endpoint is connected yet", hint="`diamond endpoint create NAME` registers one", field="endpoint"
+        )
     return min(
         known,
         key=lambda row: (not _takes(row, made), not snapshots.is_online(row.last_seen_at, ctx.clock()), row.name),
@@ -277,7 +281,7 @@ def _place_for(ctx: Context, rows: list[EndpointRow], made: ImageFacts, endpoint
 def at_endpoint(ctx: Context, user_id: str, name: str) -> EndpointImages:
     """What images take up there: those the user may see, by size."""
     with ctx.db.read() as session:
-        row = _endpoint(snapshots.endpoints(session), name, NotFound)
+        row = _endpoint(snapshots.seen_by(session, user_id), name, NotFound)
         facts = snapshots.facts_of(row)
         found = session.execute(
             sa.select(ReplicaRow, ImageRow, UserRow.name)
@@ -321,7 +325,7 @@ def remove(
     now = ctx.clock()
     topics: set[str] = {"events", "planning"}
     with ctx.db.write() as session:
-        rows = snapshots.endpoints(session, lock=True)
+        rows = snapshots.for_images(session, user_id, lock=True)
         image = images.find_mine(session, user_id, ref, undefer(ImageRow.recipe))
         only = _endpoint(rows, endpoint).id if endpoint is not None else None
         _refuse_used(session, image, only, force=force)
@@ -384,7 +388,7 @@ def _refuse_used(session: Session, image: ImageRow, endpoint_id: str | None, *, 
 def prune(ctx: Context, user_id: str, name: str) -> Task:
     """Remove kept steps of builds at an endpoint that none of its images was made of."""
     with ctx.db.write() as session:
-        row = _endpoint(snapshots.endpoints(session, lock=True), name, NotFound)
+        row = _endpoint(snapshots.endpoints(session, lock=True, owner_id=user_id), name, NotFound)
         order = ImageWork(action="prune", image_id="", name=name, keep=_needed(session, row))
         task = image_work.add_task(ctx, session, user_id, None, row, order)
         topics = planning.place_made(ctx, session, [task])

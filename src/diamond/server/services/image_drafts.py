@@ -18,7 +18,7 @@ from diamond.core.errors import Conflict, DiamondError, InvalidInput, NotFound, 
 from diamond.core.ids import is_id, new_id
 from diamond.core.image_views import DRAFT_STEPS, Build, DraftStep, FieldError, ImageDraft, ImagePlan
 from diamond.core.recipes import Recipe
-from diamond.server.services import bundles, image_builds, snapshots
+from diamond.server.services import bundles, form_keys, image_builds, snapshots
 from diamond.server.services.context import Context
 from diamond.server.services.image_ways import where_for
 from diamond.server.store.models import ImageDraftRow
@@ -35,10 +35,15 @@ STEP_FIELDS: dict[str, tuple[str, ...]] = {
 _STAND_IN = "docker://scratch"  # so that one step can be checked while the base is not chosen yet
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_DRAFTS = 200
+_MADE_ALREADY = "the draft is in the list of yours"
 
 
-def create(ctx: Context, user_id: str, raw_recipe: object = None) -> ImageDraft:
-    """A new draft: empty, or begun with an existing recipe."""
+def create(ctx: Context, user_id: str, raw_recipe: object = None, *, once: str = "") -> ImageDraft:
+    """A new draft: empty, or begun with an existing recipe.
+
+    Args:
+        once: key of the form that asks. Raises Conflict if that made one already.
+    """
     steps: dict[str, Any] = {}
     if raw_recipe is not None:
         known = encode(Recipe.parse(raw_recipe))
@@ -49,12 +54,14 @@ def create(ctx: Context, user_id: str, raw_recipe: object = None) -> ImageDraft:
                 steps[step] = kept
     now = ctx.clock()
     with ctx.db.write() as session:
+        form_keys.check(session, user_id, once, _MADE_ALREADY)
         mine = sa.select(sa.func.count()).select_from(ImageDraftRow).where(ImageDraftRow.owner_id == user_id)
         if session.execute(mine).scalar_one() >= _MAX_DRAFTS:
             raise TooLarge(f"you have {_MAX_DRAFTS} drafts already", hint="remove those you do not need")
         row = ImageDraftRow(id=new_id("dra"), owner_id=user_id, steps=steps, version=1, created_at=now, updated_at=now)
         session.add(row)
         session.flush()
+        form_keys.note(session, user_id, once, row.id, now, _MADE_ALREADY)
         return _view(ctx, session, row)
 
 
@@ -200,7 +207,7 @@ def _view(ctx: Context, session: Session, row: ImageDraftRow) -> ImageDraft:
     steps = []
     for name in DRAFT_STEPS:
         contents = dict(row.steps.get(name, {}))
-        errors = _check(ctx, session, name, contents, started=name in row.steps)
+        errors = _check(ctx, session, row.owner_id, name, contents, started=name in row.steps)
         done = not errors and (name in row.steps or name not in ("base", "review"))
         steps.append(DraftStep(name=name, contents=contents, errors=tuple(errors), done=done))
     return ImageDraft(
@@ -213,7 +220,9 @@ def _view(ctx: Context, session: Session, row: ImageDraftRow) -> ImageDraft:
     )
 
 
-def _check(ctx: Context, session: Session, step: str, contents: dict[str, Any], *, started: bool) -> list[FieldError]:
+def _check(
+    ctx: Context, session: Session, user_id: str, step: str, contents: dict[str, Any], *, started: bool
+) -> list[FieldError]:
     """What is wrong with a step, each field on its own, so that all of it is shown at once."""
     errors: list[FieldError] = []
     for name in STEP_FIELDS[step]:
@@ -229,13 +238,13 @@ def _check(ctx: Context, session: Session, step: str, contents: dict[str, Any], 
     if step == "base" and started and not contents.get("base"):
         errors.append(FieldError(field="base", message="is required", hint="choose what the image starts from"))
     if step == "dependencies":
-        errors += _unknown_files(ctx, contents.get("files") or {})
+        errors += _unknown_files(ctx, session, user_id, contents.get("files") or {})
     if step == "endpoint" and contents.get("endpoint"):
-        errors += _check_endpoint(session, contents)
+        errors += _check_endpoint(session, user_id, contents)
     return errors
 
 
-def _unknown_files(ctx: Context, files: dict[str, Any]) -> list[FieldError]:
+def _unknown_files(ctx: Context, session: Session, user_id: str, files: dict[str, Any]) -> list[FieldError]:
     errors = []
     for target, ref in files.items():
         where = f"files.{target}"
@@ -244,14 +253,14 @@ def _unknown_files(ctx: Context, files: dict[str, Any]) -> list[FieldError]:
             errors.append(FieldError(field=where, message=text, hint="upload it first"))
             continue
         try:
-            bundles.require(ctx, digest_of_ref(str(ref)), where)
+            bundles.require(ctx, user_id, digest_of_ref(str(ref)), where, session)
         except InvalidInput as error:
             errors.append(_error(error))
     return errors
 
 
-def _check_endpoint(session: Session, contents: dict[str, Any]) -> list[FieldError]:
-    rows = {row.name: row for row in snapshots.endpoints(session)}
+def _check_endpoint(session: Session, user_id: str, contents: dict[str, Any]) -> list[FieldError]:
+    rows = {row.name: row for row in snapshots.for_images(session, user_id)}
     row = rows.get(str(contents["endpoint"]))
     if row is None:
         known = ", ".join(rows) or "none yet"

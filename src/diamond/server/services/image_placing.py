@@ -17,7 +17,8 @@ from diamond.core import bases
 from diamond.core.codec import decode, encode
 from diamond.core.errors import DiamondError, InvalidInput, NotFound
 from diamond.core.ids import new_id
-from diamond.core.images import BuildFailure, ImageFacts, ImageUse, ReplicaState, Visibility
+from diamond.core.images import BuildFailure, ImageFacts, ImageUse, ReplicaState
+from diamond.core.projects import Visibility
 from diamond.core.reasons import Reason
 from diamond.core.recipes import Recipe
 from diamond.core.states import FINAL_TASK_STATES, TaskState
@@ -26,7 +27,9 @@ from diamond.planner.partitions import Obstacle
 from diamond.server.services import image_work, images
 from diamond.server.services.context import Context
 from diamond.server.services.image_ways import RANKS, Way, use_of, use_of_path, way_to
-from diamond.server.services.snapshots import endpoints, facts_of, gpu_models, knows_builders
+from diamond.server.services.projects import default_visibility
+from diamond.server.services.snapshots import endpoints, facts_of, gpu_models, knows_builders, usable
+from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
 _DOING = {"built": "built at", "rebuilt": "rebuilt at", "copied": "copied to", "linked": "taken over at"}
@@ -68,15 +71,19 @@ class Need:
 # ---- what a spec means -------------------------------------------------------------------------------------------
 
 
-def resolve(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tuple[ImageRow | None, str]:
+def resolve(
+    ctx: Context, session: Session, user_id: str, spec: TaskSpec, project: ProjectRow | None
+) -> tuple[ImageRow | None, str]:
     """The image a new task runs in (perhaps one that is not in the database yet), or a path on the endpoint.
+
+    `project`: of the task, in which a new image will be; None: its user's own, where there is none yet.
 
     Raises:
         InvalidInput: naming the field and what there is instead.
     """
     ref = (spec.resources.image_id or "").strip()
     if spec.image is not None:
-        return _for_recipe(ctx, session, user_id, spec, spec.image, "image"), ""
+        return _for_recipe(ctx, session, user_id, spec, spec.image, "image", project), ""
     if not ref:
         return None, ""
     where = "resources.image_id"
@@ -86,7 +93,7 @@ def resolve(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
         return None, ref
     try:
         if ref.startswith("docker://"):
-            return _for_recipe(ctx, session, user_id, spec, Recipe.parse({"base": ref}), where), ""
+            return _for_recipe(ctx, session, user_id, spec, Recipe.parse({"base": ref}), where, project), ""
         return images.find(session, user_id, ref, undefer(ImageRow.recipe), field=where), ""
     except NotFound as error:
         raise InvalidInput(error.message, hint=error.hint, field=where) from error
@@ -94,14 +101,23 @@ def resolve(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
         raise InvalidInput(error.message, hint=error.hint, field=where) from error
 
 
-def _for_recipe(ctx: Context, session: Session, user_id: str, spec: TaskSpec, recipe: Recipe, where: str) -> ImageRow:
-    rows = [row for row in endpoints(session) if spec.resources.infra in (None, row.name)]
+def _for_recipe(
+    ctx: Context,
+    session: Session,
+    user_id: str,
+    spec: TaskSpec,
+    recipe: Recipe,
+    where: str,
+    project: ProjectRow | None,
+) -> ImageRow:
+    rows = usable(session, user_id, project.id if project else None, endpoints(session))
+    rows = [row for row in rows if spec.resources.infra in (None, row.name)]
     models = [spec.resources.gpu_type] if spec.resources.gpu_type else gpu_models(rows)
     try:
         recipe, _ = resolve_base(session, user_id, recipe, models)
     except DiamondError as error:
         raise InvalidInput(error.message, hint=error.hint, field=f"{where}.{error.field}".rstrip(".")) from error
-    return known_image(session, user_id, recipe) or new_image(ctx, user_id, recipe)
+    return known_image(session, user_id, recipe) or new_image(ctx, user_id, recipe, project)
 
 
 def resolve_base(session: Session, user_id: str, recipe: Recipe, models: list[str]) -> tuple[Recipe, ImageRow | None]:
@@ -135,9 +151,13 @@ def known_image(session: Session, user_id: str, recipe: Recipe, *, endpoint_id: 
     return session.scalars(query.limit(1).options(undefer(ImageRow.recipe))).one_or_none()
 
 
-def new_image(ctx: Context, user_id: str, recipe: Recipe, *, visibility: Visibility = Visibility.PRIVATE) -> ImageRow:
-    """A row that is not in the database yet."""
+def new_image(
+    ctx: Context, user_id: str, recipe: Recipe, project: ProjectRow | None, *, visibility: Visibility | None = None
+) -> ImageRow:
+    """A row that is not in the database yet; seen by whom its project says, unless `visibility` says otherwise."""
     name = recipe.name or default_name(recipe)
+    if visibility is None:
+        visibility = default_visibility(project) if project else Visibility.PRIVATE
     return ImageRow(
         id=new_id("img"),
         owner_id=user_id,
@@ -146,6 +166,7 @@ def new_image(ctx: Context, user_id: str, recipe: Recipe, *, visibility: Visibil
         recipe_digest=recipe.digest,
         visibility=visibility.value,
         labels=dict(recipe.labels),
+        project_id=project.id if project else None,
         created_at=ctx.clock(),
     )
 

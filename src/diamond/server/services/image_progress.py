@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from diamond.core.errors import NotFound
 from diamond.core.image_views import BuildProgress
 from diamond.core.images import STAGE_LINE, ReplicaState, StageRecord, parse_stages
-from diamond.server.services import images
+from diamond.server.services import images, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, ImageRow, JobRow, ReplicaRow, TaskRow
 
@@ -35,15 +35,16 @@ def progress(ctx: Context, user_id: str, ref: str, endpoint: str | None = None) 
     """
     with ctx.db.read() as session:
         image = images.find(session, user_id, ref)
-        replica, where = newest(session, image, endpoint, ref=ref)
+        replica, where = newest(session, user_id, image, endpoint, ref=ref)
+        seen = snapshots.is_seen(session, user_id, where)
         task = session.get(TaskRow, replica.task_id) if replica.task_id else None
         stages, number, total = _stages(ctx, session, replica.task_id) if replica.task_id else ((), 0, 0)
-        view = images.to_replica(replica, where.name)
+        view = images.to_replica(replica, where.name if seen else images.ELSEWHERE)
         if view.facts is not None and view.facts.stages:
             stages = view.facts.stages
         return BuildProgress(
             image_id=image.id,
-            endpoint=where.name,
+            endpoint=view.endpoint,
             state=view.state,
             task_id=view.task_id,
             task_state=task.state if task else "",
@@ -56,9 +57,17 @@ def progress(ctx: Context, user_id: str, ref: str, endpoint: str | None = None) 
 
 
 def newest(
-    session: Session, image: ImageRow, endpoint: str | None, *, ref: str, state: ReplicaState | None = None
+    session: Session,
+    user_id: str,
+    image: ImageRow,
+    endpoint: str | None,
+    *,
+    ref: str,
+    state: ReplicaState | None = None,
 ) -> tuple[ReplicaRow, EndpointRow]:
     """The newest result of an image (at an endpoint, in a state), with the digest that `ref` names, if it does.
+
+    Endpoints that the user does not see have no name for them.
 
     Raises:
         NotFound: saying where it is instead.
@@ -75,6 +84,8 @@ def newest(
     if pinned:
         query = query.where(ReplicaRow.digest.like(f"{pinned}%"))
     rows = session.execute(query).all()
+    if endpoint is not None:
+        rows = [row for row in rows if snapshots.is_seen(session, user_id, row[1])]
     for replica, where in rows:
         if endpoint in (None, where.name):
             return replica, where

@@ -23,12 +23,13 @@ from diamond.core.images import FACTS_FILE, FAILURE_FILE, BuildFailure, ImageFac
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.recipes import BUILDERS
 from diamond.core.states import FINAL_TASK_STATES, TaskState
-from diamond.server.services import image_placing, image_work, images, snapshots
+from diamond.server.services import holdings, image_placing, image_work, images, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
 log = logging.getLogger("diamond.server.images")
 _FINAL = [state.value for state in FINAL_TASK_STATES]
+MAX_IMAGE_BYTES = 2**44  # 16 TiB: what claims to be larger is no image
 _MAX_TEXT = 4000
 _MAX_STAGES = 50
 _KEY = re.compile(r"[0-9a-f]{8,64}")
@@ -37,18 +38,19 @@ _UNREADABLE = BuildFailure(
     stage="", message="what the endpoint said of its result cannot be kept", hint="is its agent up to date?"
 )
 
+_OVER = (
+    sa.select(ReplicaRow.id)
+    .join(TaskRow, TaskRow.id == ReplicaRow.task_id)
+    .where(ReplicaRow.state == ReplicaState.BUILDING.value, TaskRow.state.in_(_FINAL))
+    .order_by(ReplicaRow.id)
+    .limit(500)
+)
+
 
 def settle(ctx: Context) -> None:
     """Say of every image whose making has ended whether it is ready, or why not."""
-    over = (
-        sa.select(ReplicaRow.id)
-        .join(TaskRow, TaskRow.id == ReplicaRow.task_id)
-        .where(ReplicaRow.state == ReplicaState.BUILDING.value, TaskRow.state.in_(_FINAL))
-        .order_by(ReplicaRow.id)
-        .limit(500)
-    )
     with ctx.db.read() as session:  # nearly always there is nothing to do, and writers queue
-        waiting = session.scalars(over).all()
+        waiting = session.scalars(_OVER).all()
     if not waiting:
         return
     topics: set[str] = set()
@@ -96,6 +98,7 @@ def _conclude(
             found, said = None, BuildFailure(stage="", message=problem, hint="try again", code="digest")
     if found is not None and endpoint.removed_at is None:
         replica.state, replica.ready_at = ReplicaState.READY.value, now
+        found = _with_size(ctx, session, task, image, found)
         replica.facts, replica.digest, replica.size_bytes = encode(found), found.digest, found.size_bytes
         kind = "image.ready"
         about |= {"digest": found.digest, "size_bytes": found.size_bytes, "seconds": found.seconds}
@@ -105,6 +108,30 @@ def _conclude(
         kind = "image.failed"
         about |= {"stage": failure.stage, "message": failure.message, "hint": failure.hint}
     return kind, about
+
+
+def _with_size(ctx: Context, session: Session, task: TaskRow, image: ImageRow, made: ImageFacts) -> ImageFacts:
+    """The facts with a size that others agree on: it counts for the owner's quota, and an endpoint may say anything.
+
+    Bytes that came through the server were counted here, and are looked at where the order gave them or the endpoint
+    sent them: of others' nobody learns the size. Otherwise one digest is one size wherever it lies, and the largest
+    that was said of it counts for all results of the image.
+    """
+    same = sa.and_(ReplicaRow.image_id == image.id, ReplicaRow.digest == made.digest)
+    is_known = made.digest == image_work.mounted_payload(ctx, task) or bool(
+        holdings.held_in(session, task.endpoint_id or "", [made.digest])
+    )
+    size_bytes = ctx.blobs.size(made.digest) if is_known else 0
+    if not size_bytes:
+        said = session.execute(sa.select(sa.func.max(ReplicaRow.size_bytes)).where(same)).scalar_one()
+        size_bytes = max(made.size_bytes, said or 0)
+    if size_bytes != made.size_bytes:
+        log.warning(
+            "an endpoint says that image %s (%s) has %d bytes; it has %d",
+            image.id, made.digest, made.size_bytes, size_bytes,
+        )  # fmt: skip
+    session.execute(sa.update(ReplicaRow).where(same).values(size_bytes=size_bytes))
+    return replace(made, size_bytes=size_bytes)
 
 
 def _other_than_ordered(ctx: Context, task: TaskRow, made: ImageFacts) -> str:
@@ -138,7 +165,8 @@ def _fall_back(
     if endpoint.id not in need.ways:
         return
     try:
-        _, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint)
+        asked_by = image_work.asker_of(task)
+        _, made = image_placing.begin(ctx, session, task.owner_id, need, endpoint, asked_by=asked_by)
     except DiamondError as error:  # its policy changed just now
         log.warning("image %s cannot be brought to %s another way: %s", image.id, endpoint.name, error)
         return
@@ -165,7 +193,7 @@ def clean_facts(facts: ImageFacts) -> ImageFacts | None:
     sound = (
         facts.builder in BUILDERS
         and is_digest(facts.digest)
-        and 0 <= facts.size_bytes < 2**60
+        and 0 <= facts.size_bytes <= MAX_IMAGE_BYTES
         and 0 <= facts.num_packages < 2**31
         and all(0 <= number < 1e12 for number in (facts.built_at, facts.seconds))
         and all(_WORD.fullmatch(text) for text in texts)

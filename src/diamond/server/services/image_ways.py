@@ -131,7 +131,7 @@ def way_to(
     if "linked" not in tried:
         for replica, endpoint, made in ready:
             if _same_files(facts, facts_of(endpoint)) and _fits(made, facts) and made.builder in _FOLDERS_AND_FILES:
-                why = f"image {image.name} lies at {endpoint.name} on the same machine: it is used from there"
+                why = f"image {image.name} lies at {endpoint.name} on the same machine: it is taken from there"
                 return Way(how="linked", why=why, builder=made.builder, source=replica, source_endpoint=endpoint)
     misfits: list[str] = []
     if "copied" not in tried:

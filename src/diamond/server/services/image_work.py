@@ -3,7 +3,8 @@
 Such a job belongs to a task of kind "build" or "transfer", whose `work` column holds
 
     {"order": an ImageWork, "replica_id": what it makes, "after": a task it waits for, "base_id": an image it builds on,
-     "falls_back": whether another way is taken when this one fails, "tried": ways that failed before}
+     "falls_back": whether another way is taken when this one fails, "tried": ways that failed before,
+     "asked_by": for whom it is done, where that is not its owner}
 
 and, of a command, {"replica_id": what it waits for or runs in, "tried": ways to get its image that failed}.
 Runs inside the caller's write transaction, which has locked the endpoints.
@@ -28,10 +29,10 @@ from diamond.core.recipes import Recipe
 from diamond.core.resources import Resources
 from diamond.core.states import Desired, TaskState
 from diamond.core.tasks import Output, RetryPolicy, TaskSpec
-from diamond.server.services import bundles, images, lifecycle
+from diamond.server.services import bundles, images, lifecycle, projects
 from diamond.server.services.context import Context
 from diamond.server.services.image_ways import Way, where_for
-from diamond.server.services.snapshots import facts_of
+from diamond.server.services.snapshots import facts_of, usable_for_images
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
 _BATCH_CPUS = 4  # packing an image uses as many as there are
@@ -62,17 +63,21 @@ def bring(
     fresh: bool = False,
     base: ImageRow | None = None,
     pins: Lock | None = None,
+    asked_by: str = "",
 ) -> tuple[ReplicaRow, list[TaskRow]]:
-    """Begin to get an image to an endpoint by `way`; what will be the result, and tasks that are to be placed."""
+    """Begin to get an image to an endpoint by `way`; what will be the result, and tasks that are to be placed.
+
+    `asked_by`: whom the endpoint's own rules are to judge it by, where that is not the user.
+    """
     if way.how == "copied":
         assert way.source is not None and way.source_endpoint is not None
-        return _copy(ctx, session, user_id, image, endpoint, way.source, way.source_endpoint)
+        return _copy(ctx, session, user_id, image, endpoint, way.source, way.source_endpoint, asked_by)
     if way.how == "linked":
         assert way.source is not None
         order = _taking(ctx, session, "link", image, way.source)
         order = replace(order, source_path=order.facts.path if order.facts else "")
         replica = _new_replica(ctx, session, image, endpoint, "linked", way.why)
-        task = add_task(ctx, session, user_id, image, endpoint, order, replica=replica)
+        task = add_task(ctx, session, user_id, image, endpoint, order, replica=replica, asked_by=asked_by)
         return replica, [task]
     facts = facts_of(endpoint)
     assert facts is not None, "the way was chosen by them"
@@ -92,8 +97,9 @@ def bring(
     )
     replica = _new_replica(ctx, session, image, endpoint, way.how, way.why)
     task = add_task(
-        ctx, session, user_id, image, endpoint, order, replica=replica, mounts=mounts, base_id=base.id if base else ""
-    )
+        ctx, session, user_id, image, endpoint, order,
+        replica=replica, mounts=mounts, base_id=base.id if base else "", asked_by=asked_by,
+    )  # fmt: skip
     return replica, [task]
 
 
@@ -105,12 +111,13 @@ def _copy(
     endpoint: EndpointRow,
     source: ReplicaRow,
     source_endpoint: EndpointRow,
+    asked_by: str,
 ) -> tuple[ReplicaRow, list[TaskRow]]:
     detail = f"copied from {source_endpoint.name} through the server"
     replica = _new_replica(ctx, session, image, endpoint, "copied", detail)
     export, is_new = export_task(ctx, session, user_id, image, source, source_endpoint)
     order = _taking(ctx, session, "import", image, source)
-    task = add_task(ctx, session, user_id, image, endpoint, order, replica=replica, after=export.id)
+    task = add_task(ctx, session, user_id, image, endpoint, order, replica=replica, after=export.id, asked_by=asked_by)
     return replica, [export, task] if is_new else [task]
 
 
@@ -118,7 +125,12 @@ def export_task(
     ctx: Context, session: Session, user_id: str, image: ImageRow, source: ReplicaRow, endpoint: EndpointRow
 ) -> tuple[TaskRow, bool]:
     """The task that brings the image's payload to the server: one under way, one whose payload is still here, or a new
-    one (then True)."""
+    one (then True).
+
+    Whoever may use an image may have it, but not run anything where it lies: there it is its owner who hands it out.
+    """
+    if not usable_for_images(session, user_id, [endpoint]):
+        user_id = image.owner_id
     rows = session.scalars(
         sa.select(TaskRow)
         .where(TaskRow.image_id == image.id, TaskRow.kind == "transfer", TaskRow.endpoint_id == endpoint.id)
@@ -186,6 +198,11 @@ def _taking(ctx: Context, session: Session, action: str, image: ImageRow, source
     )
 
 
+def asker_of(task: TaskRow) -> str:
+    """Id of the user for whom a task is done."""
+    return str((task.work or {}).get("asked_by") or task.owner_id)
+
+
 def add_task(
     ctx: Context,
     session: Session,
@@ -198,6 +215,7 @@ def add_task(
     mounts: dict[str, str] | None = None,
     after: str = "",
     base_id: str = "",
+    asked_by: str = "",
 ) -> TaskRow:
     """A task for this order, bound to the endpoint and not placed yet."""
     now = ctx.clock()
@@ -228,6 +246,7 @@ def add_task(
             "replica_id": replica.id if replica else "",
             "after": after,
             "base_id": base_id,
+            **({"asked_by": asked_by} if asked_by not in ("", user_id) else {}),
         },
         image_id=image.id if image else None,
         endpoint_id=endpoint.id,
@@ -238,16 +257,24 @@ def add_task(
         detail="",
         pending_reason="",
         outputs=[],
+        project_id=_project_id(session, user_id, image),
+        visibility="private",  # whoever sees the image sees it
     )
     session.add(task)
     if replica is not None:
         replica.task_id = task.id
     session.flush()
-    lifecycle.record(session, task, "task.created", now, {"name": task.name, "kind": task.kind})
+    lifecycle.record(session, task, "task.created", now, {"name": task.name, "kind": task.kind, "work": order.action})
     if image is not None and replica is not None:
         data = {"endpoint": endpoint.name, "how": replica.origin}
         images.record(session, image, "image.building", now, data, task_id=task.id, endpoint_id=endpoint.id)
     return task
+
+
+def _project_id(session: Session, user_id: str, image: ImageRow | None) -> str:
+    if image is not None and image.owner_id == user_id and image.project_id:
+        return image.project_id
+    return projects.resolve(session, user_id, None).id
 
 
 def _new_replica(

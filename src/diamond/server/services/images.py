@@ -1,7 +1,7 @@
 """Images as users see them: naming one, looking at them, sharing.
 
-Another's private image does not exist for anybody else. `project` and `public` ones can be used by every user of this
-installation; only the owner can change or remove one. How an image comes to an endpoint is in `image_ways`.
+Who sees one, and who may change it, is in `access`: another's private image does not exist for anybody else. How an
+image comes to an endpoint is in `image_ways`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,17 +20,21 @@ from diamond.core.bundles import is_digest
 from diamond.core.codec import decode
 from diamond.core.errors import DiamondError, Forbidden, InvalidInput, NotFound, TooLarge
 from diamond.core.ids import is_id
-from diamond.core.images import LOCK_FILE, BuildFailure, Image, ImageFacts, Lock, Replica, ReplicaState, Visibility
+from diamond.core.images import LOCK_FILE, BuildFailure, Image, ImageFacts, Lock, Replica, ReplicaState
+from diamond.core.projects import Visibility, parse_visibility
 from diamond.core.recipes import Recipe
 from diamond.core.states import FINAL_TASK_STATES
 from diamond.core.tasks import Output
+from diamond.server.services import access, projects
 from diamond.server.services.context import Context
 from diamond.server.store.db import record_event
+from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow, UserRow
 
 MAX_PAGE = 1000
+ELSEWHERE = "(elsewhere)"  # an endpoint of somebody else's, which has no name for others
 LIVE = (ReplicaState.BUILDING.value, ReplicaState.READY.value)
-_FINAL_TASKS = [state.value for state in FINAL_TASK_STATES]
+FINAL_TASKS = [state.value for state in FINAL_TASK_STATES]
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 _REF = re.compile(
     r"(?:(?P<owner>[^/@\s.][^/@\s]{0,63})/)?(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:@(?P<digest>sha256:[0-9a-f]{12,64}))?"
@@ -37,8 +42,7 @@ _REF = re.compile(
 
 
 def visible_to(user_id: str) -> list[sa.ColumnElement[bool]]:
-    shared = ImageRow.visibility != Visibility.PRIVATE.value
-    return [ImageRow.removed_at.is_(None), sa.or_(ImageRow.owner_id == user_id, shared)]
+    return [ImageRow.removed_at.is_(None), access.sees(ImageRow, user_id)]
 
 
 def find(session: Session, user_id: str, ref: str, *options: Any, field: str = "") -> ImageRow:
@@ -108,7 +112,8 @@ def find_mine(session: Session, user_id: str, ref: str, *options: Any) -> ImageR
         Forbidden: it is another's, shared for use.
     """
     row = find(session, user_id, ref, *options)
-    if row.owner_id != user_id:
+    managed = sa.select(ImageRow.id).where(ImageRow.id == row.id, access.manages(ImageRow, user_id))
+    if session.scalars(managed).one_or_none() is None:
         owner = session.get_one(UserRow, row.owner_id).name
         raise Forbidden(
             f"image {owner}/{row.name} is {owner}'s: it can be used, not changed",
@@ -145,7 +150,8 @@ def detail_of(session: Session, row: ImageRow, user_id: str) -> Image:
     """The detail view; the row must have its recipe."""
     users = used_by(session, row.id)
     if row.owner_id != user_id:  # what others run in it is the owner's business
-        users = tuple(session.scalars(sa.select(TaskRow.id).where(TaskRow.id.in_(users), TaskRow.owner_id == user_id)))
+        seen = sa.select(TaskRow.id).where(TaskRow.id.in_(users), access.sees(TaskRow, user_id))
+        users = tuple(session.scalars(seen.order_by(TaskRow.id)))
     (image,) = to_images(session, [row], user_id, recipe=decode(Recipe, row.recipe), used_by=users)
     return image
 
@@ -186,9 +192,8 @@ def list_images(
     with ctx.db.read() as session:
         here = sa.select(ReplicaRow.image_id).where(ReplicaRow.state.in_(LIVE))
         if endpoint is not None:
-            place = session.scalars(
-                sa.select(EndpointRow.id).where(EndpointRow.name == endpoint, EndpointRow.removed_at.is_(None))
-            ).one_or_none()
+            named = [EndpointRow.name == endpoint, EndpointRow.removed_at.is_(None), access.sees_endpoint(user_id)]
+            place = session.scalars(sa.select(EndpointRow.id).where(*named)).one_or_none()
             if place is None:
                 raise NotFound(f"there is no endpoint {endpoint[:60]!r}", hint="`diamond endpoint ls` lists them")
             where.append(ImageRow.id.in_(here.where(ReplicaRow.endpoint_id == place)))
@@ -209,22 +214,43 @@ def list_images(
     return found, (found[-1].id if len(rows) > limit else None), total
 
 
-def share(ctx: Context, user_id: str, ref: str, visibility: str) -> Image:
-    """Say who may use it."""
-    try:
-        wanted = Visibility(visibility)
-    except ValueError:
-        raise InvalidInput(
-            f"{str(visibility)[:40]!r} is not one of {', '.join(Visibility)}", field="visibility"
-        ) from None
+def share(ctx: Context, user_id: str, ref: str, visibility: str | None = None, *, project: str | None = None) -> Image:
+    """Say who may use it, and which project it is in; what is None stays. Only its owner can move it.
+
+    Raises:
+        InvalidInput: of a project of one's own there is nobody to share it with.
+    """
+    wanted = parse_visibility(visibility) if visibility is not None else None
     with ctx.db.write() as session:
         row = find_mine(session, user_id, ref, undefer(ImageRow.recipe))
-        if row.visibility != wanted.value:
+        before = (row.visibility, row.project_id)
+        if project is not None:
+            if row.owner_id != user_id:
+                raise Forbidden(f"image {row.name} is another's: only its owner can move it", field="project")
+            row.project_id = projects.resolve(session, user_id, project).id
+        if wanted is not None:
             row.visibility = wanted.value
-            record(session, row, "image.shared", ctx.clock(), {"visibility": wanted.value})
+        check_shareable(session, row, is_asked=wanted is not None)
+        if before != (row.visibility, row.project_id):
+            name = projects.names_by_id(session, [row.project_id]).get(row.project_id or "", "")
+            record(session, row, "image.shared", ctx.clock(), {"visibility": row.visibility, "project": name})
         image = detail_of(session, row, user_id)
     ctx.hub.notify("events", f"image:{image.id}")
     return image
+
+
+def check_shareable(session: Session, row: ImageRow | TaskRow, *, is_asked: bool) -> None:
+    """In somebody's own project there are no others: to share something with one, say with which."""
+    home = session.get(ProjectRow, row.project_id) if row.project_id else None
+    if row.visibility == Visibility.PROJECT.value and (home is None or home.personal_of is not None):
+        if is_asked:
+            names = projects.names_of(session, row.owner_id)
+            raise InvalidInput(
+                "it is in a project of one person alone: nobody would see it",
+                hint=f"say with which project (--project); its owner's: {', '.join(names[:10])}; or make it public",
+                field="visibility",
+            )
+        row.visibility = Visibility.PRIVATE.value
 
 
 def record(
@@ -245,7 +271,7 @@ def record(
 
 def used_by(session: Session, image_id: str) -> tuple[str, ...]:
     """Live tasks that run in it, and live builds on top of it."""
-    live = TaskRow.state.not_in(_FINAL_TASKS)
+    live = TaskRow.state.not_in(FINAL_TASKS)
     query = sa.select(TaskRow).where(live, TaskRow.image_id == image_id, TaskRow.kind == "command")
     found = {task.id for task in session.scalars(query)}
     builds = sa.select(TaskRow).where(live, TaskRow.kind == "build").options(undefer(TaskRow.work))
@@ -271,15 +297,21 @@ def to_images(session: Session, rows: Iterable[ImageRow], user_id: str, **detail
     rows = list(rows)
     wanted = sa.select(UserRow.id, UserRow.name).where(UserRow.id.in_({row.owner_id for row in rows}))
     owners = {owner_id: name for owner_id, name in session.execute(wanted)}  # noqa: C416
+    names = projects.names_by_id(session, (row.project_id for row in rows))
+    seen = set(session.scalars(sa.select(EndpointRow.id).where(access.sees_endpoint(user_id))))
     return [
         Image(
             id=row.id,
             name=row.name,
             owner=owners.get(row.owner_id, ""),
             visibility=Visibility(row.visibility),
+            project=names.get(row.project_id or "", ""),
             recipe_digest=row.recipe_digest,
             created_at=row.created_at,
-            replicas=tuple(to_replica(replica, endpoint.name) for replica, endpoint in replicas_of(session, row.id)),
+            replicas=tuple(
+                to_replica(replica, endpoint.name) if endpoint.id in seen else _elsewhere(replica)
+                for replica, endpoint in replicas_of(session, row.id)
+            ),
             labels=dict(row.labels),
             is_mine=row.owner_id == user_id,
             **detail,
@@ -301,6 +333,12 @@ def to_replica(row: ReplicaRow, endpoint: str) -> Replica:
         ready_at=row.ready_at,
         used_at=row.used_at,
     )
+
+
+def _elsewhere(row: ReplicaRow) -> Replica:
+    """A result at an endpoint the user does not see: that there is one, and what it is, but not where."""
+    view = to_replica(row, ELSEWHERE)
+    return replace(view, facts=replace(view.facts, path="") if view.facts else None, detail="", failure=None)
 
 
 def shown_name(session: Session, image: ImageRow, user_id: str) -> str:

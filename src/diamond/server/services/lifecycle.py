@@ -16,8 +16,9 @@ from diamond.core.images import ReplicaState
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.states import Desired, JobState, TaskState, may_follow
 from diamond.core.tasks import RetryPolicy
+from diamond.server.store import acting
 from diamond.server.store.db import record_event
-from diamond.server.store.models import JobRow, ReplicaRow, TaskRow
+from diamond.server.store.models import JobRow, ReplicaRow, TaskRow, UserRow
 
 _IDLE_S = 10
 _IDLE_LINKS = 3
@@ -160,6 +161,26 @@ def _retry(session: Session, task: TaskRow, job: JobRow, reason: Reason, now: fl
     return move(session, task, TaskState.PENDING, now, data)
 
 
+def as_project_owner(session: Session, task: TaskRow, user_id: str) -> str:
+    """Who stops a task, as its owner is told; empty when that is its owner."""
+    if task.owner_id == user_id:
+        return ""
+    return f"{session.get_one(UserRow, user_id).name}, an owner of its project"
+
+
+def as_administrator(task: TaskRow) -> str:
+    """The same of an administrator, who is whoever asks now."""
+    actor = acting.current()
+    return "" if actor.user_id == task.owner_id else f"{actor.name}, an administrator"
+
+
+def ask_to_stop(session: Session, task: TaskRow, now: float, by: str) -> None:
+    """The task shall be stopped. Its detail says by whom, from now until it has ended; `by` never has an address."""
+    task.desired = Desired.CANCEL.value
+    task.detail = f"stopped by {by}" if by else ""
+    record(session, task, "task.cancel_requested", now, {"by": by} if by else None)
+
+
 def end_task(
     session: Session,
     task: TaskRow,
@@ -171,6 +192,8 @@ def end_task(
     at: float | None = None,
 ) -> None:
     """The task is over, for this reason."""
+    if reason is Reason.CANCELLED and task.desired == Desired.CANCEL:
+        detail = "; ".join(filter(None, (task.detail, detail)))  # `ask_to_stop` wrote down who wanted it
     task.reason, task.detail, task.exit_code = reason.value, detail, exit_code
     task.ended_at, task.next_attempt_at, task.pending_reason, task.expected_start_at = ended_at, None, "", None
     outcome = TaskState(MEANINGS[reason].outcome)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
@@ -14,18 +16,37 @@ from diamond.core.images import ImageUse
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
-from diamond.planner.partitions import Choice
+from diamond.planner.partitions import Choice, Obstacle
 from diamond.planner.placement import Candidate, Placement, place
-from diamond.server.services import image_placing, image_settling, image_work, lifecycle, snapshots
+from diamond.planner.shares import Turns, Waiting
+from diamond.server.services import (
+    image_placing,
+    image_settling,
+    image_work,
+    lifecycle,
+    quotas,
+    shares,
+    snapshots,
+    usage,
+    withdrawals,
+)
 from diamond.server.services.chains import next_revision, time_left
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Failed, Need
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
 
+NO_ENDPOINT = "waiting for an endpoint: none that it may use is connected yet"
 _BATCH = 200
 _LOOK_AGAIN_S = 30.0
 _LATER = "later"
+# Built once: what is asked whenever something changes costs more to put together than to run.
+_WAITING = sa.select(TaskRow.id, TaskRow.next_attempt_at, TaskRow.owner_id, TaskRow.priority, TaskRow.created_at).where(
+    TaskRow.state == TaskState.PENDING.value
+)
+_SEEN_AT = sa.select(EndpointRow.id, EndpointRow.last_seen_at).where(EndpointRow.removed_at.is_(None))
+# A link of a chain stays where its files are.
+_UNTOLD = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None), JobRow.chained.is_(False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,48 +68,61 @@ def place_task(
     """
     if task.kind != "command":
         return _place_work(ctx, session, task, spec)
-    rows = snapshots.endpoints(session)
+    rows = snapshots.for_tasks(session, task.owner_id, task.project_id)
     before = _newest_job(session, task)
     if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
         # A chain goes on where its files are.
         rows = [row for row in rows if row.id == before.endpoint_id]
         if not rows:
-            detail = "the endpoint that holds its files was removed"
+            detail = "the endpoint that holds its files was removed, or is no longer shared with its project"
             lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail=detail)
             return Placed(topics=[f"task:{task.id}", "events"])
     if failed := image_placing.disappointed(session, task):
         return _end_without_image(ctx, session, task, failed)
     need = image_placing.look(ctx, session, task, spec, rows)
-    placement = place(spec, candidates(ctx, rows, need))
+    placement = place(spec, candidates(ctx, rows, need, snapshots.barred(session, task.owner_id, rows)))
     if placement.endpoint is None:
         if refuse_impossible:
-            refuse(spec, placement)
-        task.pending_reason = waiting_text(spec, placement)
+            refuse(spec, placement, snapshots.where_else(session, task.owner_id, spec.resources.infra))
+        taken_back = f"{before.detail}; " if before and before.reason == Reason.CANCELLED else ""
+        task.pending_reason = taken_back + waiting_text(spec, placement)
         return Placed(topics=[f"task:{task.id}", "events"])
     endpoint = next(row for row in rows if row.name == placement.endpoint)
     use = need.uses.get(endpoint.id) if need is not None else None
     if need is not None and use is None:
+        if refuse_impossible and need.ways[endpoint.id].how != "waiting":
+            text = f"its image would have to be brought to {endpoint.name}"
+            quotas.check_storage(session, task.owner_id, task.project_id, 0, text, field="image")
         return _bring_image(ctx, session, task, need, endpoint)
     limit_s = time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
         lifecycle.end_task(session, task, ctx.clock(), reason=Reason.TIME_LIMIT, detail=detail)
         return Placed(topics=[f"task:{task.id}", "events"])
-    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use)
+    lasts_s = limit_s if limit_s is not None else placement.choice.walltime_s
+    new_for_s = (lasts_s or 0) if refuse_impossible else None
+    if why := quotas.why_waits(ctx, session, task, spec, new_for_s=new_for_s):
+        task.pending_reason = why
+        return Placed(topics=[f"task:{task.id}", "events"])
+    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use, holds=spec)
+    quotas.take(session, task, job.num_nodes, job.num_gpus)
     return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
 
-def candidates(ctx: Context, rows: list[EndpointRow], need: Need | None) -> list[Candidate]:
+def candidates(
+    ctx: Context, rows: list[EndpointRow], need: Need | None, barred: Mapping[str, Obstacle] = MappingProxyType({})
+) -> list[Candidate]:
+    """`barred`: endpoints, by id, whose own policy file will not have the task."""
     if need is None:
-        return [snapshots.candidate(ctx, row) for row in rows]
+        return [snapshots.candidate(ctx, row, obstacle=barred.get(row.id)) for row in rows]
     return [
         snapshots.candidate(
             ctx,
             row,
             rank=need.rank(row),
             note=need.note(row),
-            obstacle=need.obstacles.get(row.id),
-            is_undecided=not need.is_decided(row),
+            obstacle=barred.get(row.id) or need.obstacles.get(row.id),
+            is_undecided=not need.is_decided(row) and row.id not in barred,
         )
         for row in rows
     ]
@@ -125,8 +159,9 @@ def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -
     """A job that looks after images has its endpoint from the start; it may wait for another, or for its base."""
     waits = Placed(topics=[f"task:{task.id}", "events"])
     endpoint = next((row for row in snapshots.endpoints(session) if row.id == task.endpoint_id), None)
-    if endpoint is None:
-        lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail="its endpoint was removed")
+    if endpoint is None or not withdrawals.may_work(session, task, endpoint):
+        detail = "its endpoint was removed" if endpoint is None else f"endpoint {endpoint.name} is no longer shared"
+        lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail=detail)
         return replace(waits, topics=[*waits.topics, "planning"])
     state = image_placing.export_state(ctx, session, task) or image_placing.removal_state(session, task)
     if not state:
@@ -145,7 +180,8 @@ def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -
             task.pending_reason = waiting_text(spec, placement)
             return waits
         choice = placement.choice
-    job = _add_job(ctx, session, task, endpoint, choice, time_left(session, task, spec), None)
+    holds = spec if order is not None and order.where == "batch" else None
+    job = _add_job(ctx, session, task, endpoint, choice, time_left(session, task, spec), None, holds=holds)
     job.chained = False  # a build does not go on where another stopped; its finished steps are kept
     return Placed(topics=[*waits.topics, f"endpoint:{endpoint.id}"], endpoint=endpoint, job=job)
 
@@ -170,7 +206,8 @@ def _base_state(ctx: Context, session: Session, task: TaskRow, endpoint: Endpoin
     if obstacle := need.obstacles.get(endpoint.id):
         return Failed(text=f"the image it builds on cannot be had: {obstacle.text}"), []
     # As the base's owner: who may use an image may not see into a private one that it builds on.
-    replica, made = image_placing.begin(ctx, session, base.owner_id, need, endpoint)
+    asked_by = image_work.asker_of(task)
+    replica, made = image_placing.begin(ctx, session, base.owner_id, need, endpoint, asked_by=asked_by)
     image_placing.wait_for(task, replica, "base_replica_id")
     text = image_placing.waiting_text(session, base, replica).replace("its image", "its base, image", 1)
     return text, place_made(ctx, session, made)
@@ -200,8 +237,10 @@ def _add_job(
     left_s: int | None,
     before: JobRow | None,
     use: ImageUse | None = None,
+    *,
+    holds: TaskSpec | None,
 ) -> JobRow:
-    """The task's next job there. `left_s`: how long the task may still run in all."""
+    """The task's next job there. `left_s`: how long the task may still run in all; `holds`: whose nodes it takes."""
     now = ctx.clock()
     revision = next_revision(session, endpoint.id)
     # A job queued in advance and given up has a number too.
@@ -231,16 +270,19 @@ def _add_job(
         chained=is_longer or (before is not None and before.chained),
         continues=before.id if before is not None and goes_on else None,
         image=encode(use) if use is not None else None,
+        num_nodes=holds.num_nodes if holds is not None else 0,
+        num_gpus=holds.num_nodes * holds.resources.gpus if holds is not None else 0,
+        stored_bytes=0,
         created_at=now,
         detail="",
         pending_reason="",
         run_dir="",
         hosts=[],
     )
+    lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
     add_after_task(session, job)
     if use is not None and use.image_id:
         image_placing.note_use(session, use.image_id, endpoint.id, now)
-    lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
     return job
 
 
@@ -256,20 +298,26 @@ def add_after_task(session: Session, row: JobRow | IdempotencyRow) -> None:
 def run_due(ctx: Context) -> float | None:
     """Place every pending task that is due; returns when to look again (None: when something changes)."""
     image_settling.settle(ctx)
+    usage.charge_ended(ctx)
+    withdrawals.run(ctx)
     now = ctx.clock()
     with ctx.db.read() as session:
-        pending = sa.select(TaskRow.id, TaskRow.next_attempt_at).where(TaskRow.state == TaskState.PENDING.value)
-        rows = session.execute(pending.order_by(TaskRow.priority.desc(), TaskRow.id)).all()
-    due = [task_id for task_id, at in rows if at is None or at <= now]
+        rows = session.execute(_WAITING).all()
+        due = [
+            Waiting(id=task_id, user=user, priority=priority, created_at=created_at)
+            for task_id, at, user, priority, created_at in rows
+            if at is None or at <= now
+        ]
+        due, turns = shares.in_turn(session, due, now)
     left = 0
     for start in range(0, len(due), _BATCH):
         batch = due[start : start + _BATCH]
         with ctx.db.write() as session:
-            topics, placed = _place_batch(ctx, session, batch)
+            topics, placed = _place_batch(ctx, session, batch, turns)
         left += len(batch) - placed
         ctx.hub.notify(*topics)
     left += _rescue(ctx)
-    later = [at for _, at in rows if at is not None and at > now]
+    later = [row.next_attempt_at for row in rows if row.next_attempt_at is not None and row.next_attempt_at > now]
     # Due already but not placeable: something must change first; look now and then all the same.
     return min(later + ([now + _LOOK_AGAIN_S] if left else []), default=None)
 
@@ -279,21 +327,17 @@ def _rescue(ctx: Context) -> int:
 
     A job that an agent may know of stays: only that agent can say that it does not run.
     """
-    # A link of a chain stays where its files are.
-    untold = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None), JobRow.chained.is_(False))
     with ctx.db.read() as session:  # nearly always there is nothing to do, and writers queue
-        silent = [row.id for row in snapshots.endpoints(session) if not is_online(row.last_seen_at, ctx.clock())]
-        if (
-            not silent
-            or not session.scalars(sa.select(JobRow.id).where(JobRow.endpoint_id.in_(silent), *untold).limit(1)).all()
-        ):
+        silent = [one for one, seen_at in session.execute(_SEEN_AT) if not is_online(seen_at, ctx.clock())]
+        untold = sa.select(JobRow.id).where(JobRow.endpoint_id.in_(silent), *_UNTOLD).limit(1)
+        if not silent or session.scalars(untold).first() is None:
             return 0
     with ctx.db.write() as session:
         rows = snapshots.endpoints(session, lock=True)
         found = session.execute(
             sa.select(JobRow, TaskRow)
             .join(TaskRow, TaskRow.id == JobRow.task_id)
-            .where(JobRow.endpoint_id.in_(silent), *untold, TaskRow.kind == "command")
+            .where(JobRow.endpoint_id.in_(silent), *_UNTOLD, TaskRow.kind == "command")
             .order_by(JobRow.id)
             .limit(_BATCH)
             .options(undefer(TaskRow.spec))
@@ -301,10 +345,12 @@ def _rescue(ctx: Context) -> int:
         topics: set[str] = set()
         for job, task in found:
             spec = decode(TaskSpec, task.spec)
-            need = image_placing.look(ctx, session, task, spec, rows)
+            mine = snapshots.usable(session, task.owner_id, task.project_id, rows)
+            need = image_placing.look(ctx, session, task, spec, mine)
             # Only where its image is ready: the job exists already and cannot wait for one.
-            there = rows if need is None else [row for row in rows if row.id in need.uses]
-            placement = place(spec, [one for one in candidates(ctx, there, need) if one.online])
+            there = mine if need is None else [row for row in mine if row.id in need.uses]
+            barred = snapshots.barred(session, task.owner_id, there)
+            placement = place(spec, [one for one in candidates(ctx, there, need, barred) if one.online])
             target = next((row for row in rows if row.name == placement.endpoint), None)
             if target is not None:
                 use = need.uses[target.id] if need is not None else None
@@ -324,40 +370,49 @@ def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: En
     lifecycle.record(session, task, "task.moved", ctx.clock(), {"endpoint": target.name})
 
 
-def _place_batch(ctx: Context, session: Session, task_ids: list[str]) -> tuple[list[str], int]:
+def _place_batch(ctx: Context, session: Session, batch: list[Waiting], turns: Turns) -> tuple[list[str], int]:
+    task_ids = [one.id for one in batch]
+    quotas.lock_tasks(session, task_ids)
     snapshots.endpoints(session, lock=True)
-    rows = session.scalars(
+    found = session.scalars(
         sa.select(TaskRow)
         .where(TaskRow.id.in_(task_ids), TaskRow.state == TaskState.PENDING.value)
-        .order_by(TaskRow.priority.desc(), TaskRow.id)
+        .order_by(TaskRow.id)
         .options(undefer(TaskRow.spec), undefer(TaskRow.work))
         .with_for_update(skip_locked=True)
     ).all()
+    rows = {row.id: row for row in found}
     topics: set[str] = set()
     placed = 0
-    for task in rows:
+    for one in turns.each([one for one in batch if one.id in rows]):
+        task = rows[one.id]
         reason_before = task.pending_reason
         done = place_task(ctx, session, task, decode(TaskSpec, task.spec))
-        placed += task.state != TaskState.PENDING.value
+        if task.state != TaskState.PENDING.value:
+            placed += 1
+            turns.charge(one.user, one.cost)
         if task.state != TaskState.PENDING.value or task.pending_reason != reason_before:
             topics.update(done.topics)
     return sorted(topics), placed
 
 
-def refuse(spec: TaskSpec, placement: Placement) -> None:
+def refuse(spec: TaskSpec, placement: Placement, elsewhere: str = "") -> None:
     """Say no at once to what no known endpoint can ever do; wait only for what may still become possible."""
     infra = spec.resources.infra
     known = sorted([*placement.obstacles, *placement.undecided])
     if infra is not None and infra not in known:
         raise InvalidInput(
             f"there is no endpoint {infra[:60]!r}",
-            hint=f"endpoints: {', '.join(known) or 'none yet'}",
+            hint=elsewhere or f"endpoints: {', '.join(known) or 'none yet'}",
             field="resources.infra",
         )
     if placement.undecided or not placement.obstacles:
         return
+    # Of others than the one that was named, it counts for nothing that they were not.
     real = {
-        name: item for name, item in placement.obstacles.items() if item.field != "resources.infra" or infra is None
+        name: item
+        for name, item in placement.obstacles.items()
+        if infra in (None, name) or item.field != "resources.infra"
     }
     if len(real) == 1:
         (name, obstacle), *_ = real.items()
@@ -372,7 +427,7 @@ def waiting_text(spec: TaskSpec, placement: Placement) -> str:
     if placement.undecided:
         return f"waiting for the agent of {', '.join(placement.undecided)} to connect for the first time"
     if not placement.obstacles:
-        return "waiting for an endpoint: none is connected yet (`diamond up` makes this machine one)"
+        return f"{NO_ENDPOINT} (diamond endpoint create NAME)"
     return "no endpoint can run it now: " + "; ".join(
         f"{name}: {item.text}" for name, item in sorted(placement.obstacles.items())
     )

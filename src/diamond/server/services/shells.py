@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from diamond.core.codec import decode
 from diamond.core.durations import format_duration
 from diamond.core.endpoints import EndpointFacts
-from diamond.core.errors import Conflict, InvalidInput, NotFound, PolicyRefused, ProtocolError, Unavailable
+from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound, PolicyRefused, ProtocolError, Unavailable
 from diamond.core.ids import new_id
 from diamond.core.shells import NewShell, Shell, ShellEnd, ShellOrder
 from diamond.core.states import FINAL_JOB_STATES, JobState, TaskState
@@ -263,15 +263,20 @@ def find_place(ctx: Context, user_id: str, task_id: str, asked: NewShell) -> Pla
     """The running job of a user's task.
 
     Raises:
-        NotFound: the user has no such task.
+        NotFound: the user sees no such task.
+        Forbidden: it is another's.
         Conflict: it does not run.
         PolicyRefused: the endpoint allows no shells.
         Unavailable: its agent is away.
     """
     with ctx.db.read() as session:
         task = tasks.find(session, user_id, task_id)
-        if task.owner_id != user_id:  # the build of an image that is shared can be looked at, not entered
-            raise NotFound(f"there is no task {task_id[:60]!r}", hint="`diamond ps -a` lists your tasks")
+        if task.owner_id != user_id:  # a shell in it is everything its owner can do there
+            whose = session.get_one(UserRow, task.owner_id).name
+            raise Forbidden(
+                f"task {task_id} is {whose}'s: you can look at it; only its owner opens shells in it",
+                hint=f"ask {whose}; diamond logs {task_id} shows what it writes",
+            )
         # Not simply the newest: of a chain, the next job may already wait behind the one that runs.
         running = [JobRow.task_id == task.id, JobRow.state == JobState.RUNNING.value]
         job = session.scalars(sa.select(JobRow).where(*running).order_by(JobRow.attempt.desc()).limit(1)).one_or_none()

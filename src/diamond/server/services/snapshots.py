@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,26 +18,130 @@ from diamond.core.codec import decode
 from diamond.core.endpoints import ONLINE_WITHIN_S, EndpointFacts, EndpointUsage
 from diamond.planner.partitions import Obstacle
 from diamond.planner.placement import Candidate
+from diamond.server.services import access
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow
+from diamond.server.store.identity_models import EndpointShareRow, ProjectRow
+from diamond.server.store.models import EndpointRow, UserRow
 
 _SNAPSHOT = "endpoints"
+_USABLE = "usable endpoints"
 
 
 def keep(session: Session) -> None:
     """Let every task of this transaction be placed by one look at the endpoints: a batch has many."""
     session.info[_SNAPSHOT] = endpoints(session)
+    session.info[_USABLE] = {}
 
 
 def forget(session: Session) -> None:
     session.info.pop(_SNAPSHOT)
+    session.info.pop(_USABLE)
 
 
-def endpoints(session: Session, *, lock: bool = False) -> list[EndpointRow]:
+def endpoints(session: Session, *, lock: bool = False, owner_id: str | None = None) -> list[EndpointRow]:
+    """All of them, or those of one owner, by name."""
+    if owner_id is not None:
+        return [row for row in endpoints(session, lock=lock) if row.owner_id == owner_id]
     if not lock and _SNAPSHOT in session.info:
         return list(session.info[_SNAPSHOT])
     query = sa.select(EndpointRow).where(EndpointRow.removed_at.is_(None)).order_by(EndpointRow.name)
     return list(session.scalars(query.with_for_update() if lock else query).all())
+
+
+_USED = (
+    sa.select(EndpointRow)
+    .where(EndpointRow.removed_at.is_(None), access.runs_at(sa.bindparam("user"), sa.bindparam("project")))
+    .order_by(EndpointRow.name)
+)
+
+
+def for_tasks(session: Session, user_id: str, project_id: str | None) -> list[EndpointRow]:
+    """Where tasks of the user in this project may run, by name."""
+    if _SNAPSHOT in session.info:
+        return usable(session, user_id, project_id, endpoints(session))
+    return list(session.scalars(_USED, {"user": user_id, "project": project_id or ""}))
+
+
+def usable(session: Session, user_id: str, project_id: str | None, rows: list[EndpointRow]) -> list[EndpointRow]:
+    """Of these, those where tasks of the user in this project may run."""
+    return _kept(session, (user_id, project_id or ""), access.runs_at(user_id, project_id), user_id, rows)
+
+
+_SEEN = (
+    sa.select(EndpointRow)
+    .where(EndpointRow.removed_at.is_(None), access.sees_endpoint(sa.bindparam("viewer")))
+    .order_by(EndpointRow.name)
+)
+
+
+def seen_by(session: Session, user_id: str) -> list[EndpointRow]:
+    return list(session.scalars(_SEEN, {"viewer": user_id}))
+
+
+def is_seen(session: Session, user_id: str, row: EndpointRow) -> bool:
+    query = sa.select(EndpointRow.id).where(EndpointRow.id == row.id, access.sees_endpoint(user_id))
+    return row.owner_id == user_id or session.scalars(query).one_or_none() is not None
+
+
+def for_images(session: Session, user_id: str, *, lock: bool = False) -> list[EndpointRow]:
+    """Where the user may have images. `lock`: as `endpoints` does, all of them."""
+    return usable_for_images(session, user_id, endpoints(session, lock=lock))
+
+
+def usable_for_images(session: Session, user_id: str, rows: list[EndpointRow]) -> list[EndpointRow]:
+    """Of these, those where the user may have images: their own, and what their projects share."""
+    return _kept(session, (user_id, None), access.runs_somewhere(user_id), user_id, rows)
+
+
+def _kept(
+    session: Session,
+    key: tuple[str, str | None],
+    rule: sa.ColumnElement[bool],
+    user_id: str,
+    rows: list[EndpointRow],
+) -> list[EndpointRow]:
+    if all(row.owner_id == user_id for row in rows):
+        return rows
+    known: dict[tuple[str, str | None], set[str]] = session.info.get(_USABLE, {})
+    if key not in known:
+        known[key] = set(session.scalars(sa.select(EndpointRow.id).where(EndpointRow.removed_at.is_(None), rule)))
+    return [row for row in rows if row.id in known[key]]
+
+
+def barred(session: Session, user_id: str, rows: list[EndpointRow]) -> dict[str, Obstacle]:
+    """Others' endpoints that do not want this user's tasks, as far as their agents have said."""
+    others = [row for row in rows if row.owner_id != user_id]
+    if not others:
+        return {}
+    name = session.get_one(UserRow, user_id).name
+    found = {}
+    for row in others:
+        facts = facts_of(row)
+        if facts is None:
+            continue
+        named = facts.allowed_users
+        if facts.allows_others if named is None else any(fnmatchcase(name, one) for one in named):
+            continue
+        owner = session.get_one(UserRow, row.owner_id).name
+        text = f"its policy file lets only {owner} run tasks there ({owner} can set allow_others = true in policy.toml)"
+        found[row.id] = Obstacle(field="resources.infra", text=text)
+    return found
+
+
+def where_else(session: Session, user_id: str, infra: str | None) -> str:
+    """Of an endpoint that a task may not use in its project, and its user sees: in which projects it could."""
+    if infra is None or not infra.isprintable():
+        return ""
+    shared = (
+        sa.select(ProjectRow.name)
+        .join(EndpointShareRow, EndpointShareRow.project_id == ProjectRow.id)
+        .join(EndpointRow, EndpointRow.id == EndpointShareRow.endpoint_id)
+        .where(EndpointRow.name == infra, EndpointRow.removed_at.is_(None))
+        .where(ProjectRow.id.in_(access.projects_of(user_id)))
+        .order_by(ProjectRow.name)
+    )
+    names = list(session.scalars(shared))
+    return f"{infra} is shared with project {', '.join(names)}: launch the task there" if names else ""
 
 
 def candidate(

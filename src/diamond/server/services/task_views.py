@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -12,12 +12,14 @@ from diamond.core.codec import decode
 from diamond.core.durations import format_duration
 from diamond.core.images import ImageUse
 from diamond.core.jobs import Job
+from diamond.core.projects import Visibility
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Task, TaskSpec
 from diamond.server.services import images, snapshots
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, ImageRow, JobRow, TaskRow
+from diamond.server.store.identity_models import ProjectRow
+from diamond.server.store.models import EndpointRow, ImageRow, JobRow, TaskRow, UserRow
 
 
 class Where(NamedTuple):
@@ -27,10 +29,10 @@ class Where(NamedTuple):
     silent_s: float | None
 
     @staticmethod
-    def of(row: EndpointRow, now: float) -> Where:
-        if snapshots.is_online(row.last_seen_at, now):
-            return Where(row.name, None)
-        return Where(row.name, now - (row.last_seen_at or row.created_at))
+    def of(name: str, last_seen_at: float | None, created_at: float, now: float) -> Where:
+        if snapshots.is_online(last_seen_at, now):
+            return Where(name, None)
+        return Where(name, now - (last_seen_at or created_at))
 
     def explain(self, state: TaskState) -> str:
         silent = f"endpoint {self.name} is offline: its agent has been silent for {format_duration(self.silent_s or 0)}"
@@ -39,11 +41,34 @@ class Where(NamedTuple):
         return f"{silent}; what is shown may be out of date"
 
 
-def whereabouts(ctx: Context, session: Session) -> dict[str, Where]:
-    return {row.id: Where.of(row, ctx.clock()) for row in session.scalars(sa.select(EndpointRow))}
+# Built once: putting a query together costs more than running it.
+_ENDPOINTS = sa.select(EndpointRow.id, EndpointRow.name, EndpointRow.last_seen_at, EndpointRow.created_at).where(
+    EndpointRow.id.in_(sa.bindparam("endpoints", expanding=True))
+)
+_NAMES = sa.union_all(
+    sa.select(UserRow.id, UserRow.name).where(UserRow.id.in_(sa.bindparam("owners", expanding=True))),
+    sa.select(ProjectRow.id, ProjectRow.name).where(ProjectRow.id.in_(sa.bindparam("projects", expanding=True))),
+)
 
 
-def to_task(row: TaskRow, endpoints: dict[str, Where], **detail: Any) -> Task:
+def whereabouts(ctx: Context, session: Session, rows: Iterable[TaskRow | JobRow]) -> dict[str, Where]:
+    """Of the endpoints that these tasks and jobs are at, by id."""
+    now = ctx.clock()
+    wanted = {row.endpoint_id for row in rows if row.endpoint_id}
+    found = session.execute(_ENDPOINTS, {"endpoints": list(wanted)}) if wanted else ()
+    return {key: Where.of(name, seen_at, made_at, now) for key, name, seen_at, made_at in found}
+
+
+def names_of(session: Session, rows: Sequence[TaskRow]) -> dict[str, str]:
+    """What the owners and projects of these tasks are called, by id."""
+    if not rows:
+        return {}
+    owners, places = {row.owner_id for row in rows}, {row.project_id for row in rows} - {None}
+    found = session.execute(_NAMES, {"owners": list(owners), "projects": list(places)})
+    return {str(key): str(name) for key, name in found}
+
+
+def to_task(row: TaskRow, endpoints: dict[str, Where], names: dict[str, str], **detail: Any) -> Task:
     where = endpoints.get(row.endpoint_id) if row.endpoint_id else None
     state = TaskState(row.state)
     stuck = where is not None and where.silent_s is not None and not state.is_final and state is not TaskState.PENDING
@@ -66,6 +91,9 @@ def to_task(row: TaskRow, endpoints: dict[str, Where], **detail: Any) -> Task:
         expected_start_at=row.expected_start_at,
         kind=row.kind,
         image_id=row.image_id or "",
+        owner=names.get(row.owner_id, ""),
+        project=names.get(row.project_id or "", ""),
+        visibility=Visibility(row.visibility),
         **detail,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,27 +15,32 @@ from sqlalchemy.orm import Session, undefer
 
 from diamond.core.bundles import digest_of_ref
 from diamond.core.codec import decode, encode
-from diamond.core.errors import IdempotencyMismatch, InvalidInput, NotFound, TooLarge
+from diamond.core.errors import Forbidden, IdempotencyMismatch, InvalidInput, NotFound, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.ids import is_id, new_id
-from diamond.core.jobs import Job
+from diamond.core.projects import Role
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
 from diamond.server.services import (
+    access,
     bundles,
     chains,
     dry_runs,
     image_placing,
     image_progress,
-    images,
     lifecycle,
     planning,
+    projects,
+    quota_notices,
+    quotas,
+    secrets,
     snapshots,
     task_views,
 )
 from diamond.server.services.context import Context
-from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
+from diamond.server.store.identity_models import ProjectRow
+from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow, UserRow
 
 MAX_KEY = 200
 MAX_PAGE = 1000
@@ -48,7 +55,7 @@ def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | 
         InvalidInput: the spec cannot be accepted; nothing was written.
         IdempotencyMismatch: the key was used for another spec.
     """
-    spec = checked_spec(ctx, raw_spec)
+    spec = checked_spec(ctx, user_id, raw_spec)
     if idempotency_key is not None:
         check_key(idempotency_key)
     ((task, made),) = _create_all(ctx, user_id, [spec], [idempotency_key])
@@ -73,7 +80,7 @@ def create_many(
     specs = []
     for number, raw in enumerate(raw_specs):
         try:
-            specs.append(checked_spec(ctx, raw))
+            specs.append(checked_spec(ctx, user_id, raw))
         except InvalidInput as error:
             raise _numbered(error, number) from error
     done = _create_all(ctx, user_id, specs, keys, is_batch=True)
@@ -94,6 +101,7 @@ def _create_all(
     topics: set[str] = set()
     try:
         with ctx.db.write() as session:
+            quotas.lock(session, [user_id])
             if any(spec.image or spec.resources.image_id for spec in specs):
                 snapshots.endpoints(session, lock=True)  # an image may have to be brought
             if len(specs) > 1:
@@ -127,15 +135,15 @@ def _create_all(
     return [(get(ctx, user_id, task) if isinstance(task, str) else task, made) for task, made in done]
 
 
-def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> TaskSpec:
-    """Validate a spec; with `uploaded`, also that every bundle it names is wholly here."""
+def checked_spec(ctx: Context, user_id: str, raw_spec: object, *, uploaded: bool = True) -> TaskSpec:
+    """Validate a spec; with `uploaded`, also that every bundle it names is wholly here, and the user's to use."""
     spec = TaskSpec.parse(raw_spec)
     if uploaded:
         spec.check_uploaded()
         for target, ref in spec.bundle_refs.items():
-            bundles.require(ctx, digest_of_ref(ref), "workdir" if target == "." else f"file_mounts.{target}")
+            bundles.require(ctx, user_id, digest_of_ref(ref), "workdir" if target == "." else f"file_mounts.{target}")
         for target, ref in (spec.image.files if spec.image else {}).items():
-            bundles.require(ctx, digest_of_ref(ref), f"image.files.{target}")
+            bundles.require(ctx, user_id, digest_of_ref(ref), f"image.files.{target}")
         if spec.workdir:
             bundles.check_mounts(ctx, digest_of_ref(spec.workdir), spec.file_mounts)
     return spec
@@ -143,7 +151,12 @@ def checked_spec(ctx: Context, raw_spec: object, *, uploaded: bool = True) -> Ta
 
 def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tuple[Task, list[str]]:
     now = ctx.clock()
-    image, _ = image_placing.resolve(ctx, session, user_id, spec)
+    user = session.get_one(UserRow, user_id)
+    project = _project_of(session, user_id, spec)
+    warnings = quotas.admit(ctx, session, user_id, project.id, spec)
+    quota_notices.tell(ctx, session, user_id, warnings)
+    secrets.check(session, user_id, project.id, spec)
+    image, _ = image_placing.resolve(ctx, session, user_id, spec, project)
     if image is not None:
         session.add(image)  # of a recipe nobody has had before
     row = TaskRow(
@@ -163,15 +176,29 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
         detail="",
         pending_reason="",
         outputs=[],
+        project_id=project.id,
+        visibility=projects.default_visibility(project).value,
     )
     session.add(row)
-    lifecycle.record(session, row, "task.created", now, {"name": row.name})
-    placed = planning.place_task(ctx, session, row, spec, refuse_impossible=True)
-    known = {placed.endpoint.id: task_views.Where.of(placed.endpoint, now)} if placed.endpoint else {}
+    lifecycle.record(session, row, "task.created", now, {"name": row.name, "project": project.name})
+    # Not before it has its place: it is written once then, not made and changed. Images are made on the way.
+    with session.no_autoflush if image is None else nullcontext():
+        placed = planning.place_task(ctx, session, row, spec, refuse_impossible=True)
+    there = placed.endpoint
+    known = {there.id: task_views.Where.of(there.name, there.last_seen_at, there.created_at, now)} if there else {}
     jobs = (task_views.to_job(placed.job, known),) if placed.job else ()
+    named = {project.id: project.name, user_id: user.name}
+    image_name = task_views.image_name(session, row, spec, user_id)
     return task_views.to_task(
-        row, known, spec=spec, jobs=jobs, image=task_views.image_name(session, row, spec, user_id)
+        row, known, named, spec=spec, jobs=jobs, image=image_name, warnings=warnings
     ), placed.topics
+
+
+def _project_of(session: Session, user_id: str, spec: TaskSpec) -> ProjectRow:
+    try:
+        return projects.resolve(session, user_id, spec.project)
+    except NotFound as error:
+        raise InvalidInput(error.message, hint=error.hint, field="project") from error
 
 
 def _remember_key(ctx: Context, session: Session, user_id: str, key: str, body_hash: str, task_id: str) -> None:
@@ -220,7 +247,7 @@ def lookup_keys(
 
 def plan(ctx: Context, user_id: str, raw_spec: object) -> dict[str, Any]:
     """What `create` would do, without doing it. Files need not be uploaded yet."""
-    spec = checked_spec(ctx, raw_spec, uploaded=False)
+    spec = checked_spec(ctx, user_id, raw_spec, uploaded=False)
     with ctx.db.read() as session:
         return dry_runs.explain(ctx, session, user_id, spec)
 
@@ -228,15 +255,16 @@ def plan(ctx: Context, user_id: str, raw_spec: object) -> dict[str, Any]:
 def get(ctx: Context, user_id: str, task_id: str) -> Task:
     """One task with its spec, jobs and outputs."""
     with ctx.db.read() as session:
-        row = find(session, user_id, task_id, undefer(TaskRow.spec), undefer(TaskRow.outputs))
-        known = task_views.whereabouts(ctx, session)
-        jobs = session.scalars(sa.select(JobRow).where(JobRow.task_id == task_id).order_by(JobRow.attempt)).all()
+        row = find(session, user_id, task_id, whole=True)
+        jobs = session.scalars(_JOBS, {"task": task_id}).all()
+        known = task_views.whereabouts(ctx, session, [row, *jobs])
         spec = decode(TaskSpec, row.spec)
         if row.image_id and row.state == TaskState.PENDING:
             row.pending_reason += image_progress.stage_text(ctx, session, row)
         return task_views.to_task(
             row,
             known,
+            task_views.names_of(session, [row]),
             spec=spec,
             image=task_views.image_name(session, row, spec, user_id),
             jobs=tuple(task_views.to_job(job, known) for job in jobs),
@@ -244,22 +272,43 @@ def get(ctx: Context, user_id: str, task_id: str) -> Task:
         )
 
 
-def find(session: Session, user_id: str, task_id: str, *options: Any, for_update: bool = False) -> TaskRow:
-    """A task of the user's own, or one that looks after an image of theirs; to read, also of an image shared with them.
+def find(session: Session, user_id: str, task_id: str, *, whole: bool = False, for_update: bool = False) -> TaskRow:
+    """A task that the user sees, with its spec and outputs if `whole`; `for_update`: that they may stop. What looks
+    after an image goes by that image.
 
     Raises:
         NotFound: there is none, or it is another's.
     """
-    whose = [ImageRow.owner_id == user_id] if for_update else images.visible_to(user_id)
-    of_image = sa.and_(TaskRow.kind != "command", TaskRow.image_id.in_(sa.select(ImageRow.id).where(*whose)))
-    mine = sa.or_(TaskRow.owner_id == user_id, of_image)
-    query = sa.select(TaskRow).where(TaskRow.id == task_id, mine).options(*options)
-    if for_update:
-        query = query.with_for_update()
-    row = session.scalars(query).one_or_none() if is_id(task_id, "tsk") else None
+    row = None
+    if is_id(task_id, "tsk"):
+        row = session.scalars(_finding(whole, for_update), {"viewer": user_id, "task": task_id}).one_or_none()
     if row is None:
         raise NotFound(f"there is no task {task_id[:60]!r}", hint="`diamond ps -a` lists your tasks")
     return row
+
+
+@cache
+def _finding(whole: bool, for_update: bool) -> sa.Select[TaskRow]:
+    """Built once: nearly every request about a task asks this, and putting it together costs more than running it."""
+    viewer: sa.BindParameter[str] = sa.bindparam("viewer")
+    rule = access.manages if for_update else access.sees
+    whose = sa.select(ImageRow.id).where(rule(ImageRow, viewer))
+    if not for_update:
+        whose = whose.where(ImageRow.removed_at.is_(None))
+    of_image = sa.and_(TaskRow.kind != "command", TaskRow.image_id.in_(whose))
+    query = sa.select(TaskRow).where(TaskRow.id == sa.bindparam("task"), sa.or_(rule(TaskRow, viewer), of_image))
+    if whole:
+        query = query.options(undefer(TaskRow.spec), undefer(TaskRow.outputs))
+    return query.with_for_update() if for_update else query
+
+
+_JOBS = sa.select(JobRow).where(JobRow.task_id == sa.bindparam("task")).order_by(JobRow.attempt)
+_NEWEST = (
+    sa.select(TaskRow)
+    .where(TaskRow.owner_id == sa.bindparam("viewer"), TaskRow.kind == sa.bindparam("kind"))
+    .order_by(TaskRow.id.desc())
+    .limit(sa.bindparam("number", type_=sa.Integer))
+)
 
 
 def list_tasks(
@@ -271,18 +320,26 @@ def list_tasks(
     cursor: str | None = None,
     id_prefix: str | None = None,
     kind: str = "command",
+    project: str | None = None,
+    owner: str | None = None,
 ) -> tuple[list[Task], str | None, int]:
-    """A page of tasks, newest first; the cursor of the next page; how many there are in all. `kind` "all": any kind."""
+    """A page of tasks, newest first; the cursor of the next page; how many there are in all. `kind` "all": any kind.
+
+    The user's own, unless `project` or `owner` is named: then all of that project and that owner which they see.
+    """
     if not 1 <= limit <= MAX_PAGE:
         raise TooLarge(f"must be from 1 to {MAX_PAGE}", field="limit")
     if cursor is not None and not is_id(cursor, "tsk"):
         raise InvalidInput("is not a cursor this server gave out", hint="start again without it", field="cursor")
-    for field, text in (("name", name), ("id_prefix", id_prefix)):
+    for field, text in (("name", name), ("id_prefix", id_prefix), ("owner", owner)):
         if text is not None and "\x00" in text:  # PostgreSQL refuses it
             raise InvalidInput("contains a NUL character", field=field)
     if kind not in (*KINDS, "all"):
         raise InvalidInput(f"{kind[:40]!r} is not one of {', '.join(KINDS)}, all", field="kind")
-    where: list[Any] = [TaskRow.owner_id == user_id]
+    by_name = id_prefix is not None or project is not None or owner is not None
+    where: list[Any] = [access.sees(TaskRow, user_id) if by_name else TaskRow.owner_id == user_id]
+    if owner is not None:
+        where.append(TaskRow.owner_id.in_(sa.select(UserRow.id).where(UserRow.name == owner)))
     if kind != "all" and id_prefix is None:  # whoever types an id means that task
         where.append(TaskRow.kind == kind)
     if states:
@@ -292,14 +349,22 @@ def list_tasks(
     if id_prefix is not None:
         where.append(TaskRow.id.startswith(id_prefix, autoescape=True))
     with ctx.db.read() as session:
-        total = session.execute(sa.select(sa.func.count()).select_from(TaskRow).where(*where)).scalar_one()
-        page = sa.select(TaskRow).where(*where).order_by(TaskRow.id.desc()).limit(limit + 1)
-        if cursor is not None:
-            page = page.where(TaskRow.id < cursor)
-        rows = session.scalars(page).all()
-        known = task_views.whereabouts(ctx, session)
+        if project is not None:
+            there = projects.look_up(session, user_id, project, Role.VIEWER)
+            where.append(TaskRow.project_id == (there.id if there else ""))
+        if by_name or states or name is not None or kind == "all" or cursor is not None:
+            before = [] if cursor is None else [TaskRow.id < cursor]
+            page = sa.select(TaskRow).where(*where, *before).order_by(TaskRow.id.desc()).limit(limit + 1)
+            rows = session.scalars(page).all()
+        else:
+            rows = session.scalars(_NEWEST, {"viewer": user_id, "kind": kind, "number": limit + 1}).all()
+        total = len(rows)
+        if cursor is not None or total > limit:  # otherwise these are all
+            total = session.execute(sa.select(sa.func.count()).select_from(TaskRow).where(*where)).scalar_one()
+        known = task_views.whereabouts(ctx, session, rows)
+        named = task_views.names_of(session, rows[:limit])
         names = task_views.image_names(session, user_id, rows[:limit])
-        tasks = [task_views.to_task(row, known, image=names.get(row.image_id or "", "")) for row in rows[:limit]]
+        tasks = [task_views.to_task(row, known, named, image=names.get(row.image_id or "", "")) for row in rows[:limit]]
     return tasks, (tasks[-1].id if len(rows) > limit else None), total
 
 
@@ -307,29 +372,46 @@ def cancel(ctx: Context, user_id: str, task_id: str) -> Task:
     """Ask for a task to be stopped; harmless when it already ended or was asked before."""
     with ctx.db.write() as session:
         seen = find(session, user_id, task_id)
-        if seen.endpoint_id:
-            # Endpoint before task: the order in which every transaction takes its locks.
-            session.execute(sa.select(EndpointRow.id).where(EndpointRow.id == seen.endpoint_id).with_for_update())
-        session.expire(seen)
-        topics = cancel_row(ctx, session, find(session, user_id, task_id, for_update=True))
+        lock_endpoint(session, seen)
+        try:
+            row = find(session, user_id, task_id, for_update=True)
+        except NotFound:
+            owner = session.get_one(UserRow, seen.owner_id).name
+            raise Forbidden(
+                f"task {task_id} is {owner}'s: you can look at it, not stop it",
+                hint=f"ask {owner}, or an owner of its project",
+            ) from None
+        topics = cancel_row(ctx, session, row, by=lifecycle.as_project_owner(session, row, user_id))
     ctx.hub.notify(*topics)
     return get(ctx, user_id, task_id)
 
 
-def cancel_row(ctx: Context, session: Session, task: TaskRow) -> list[str]:
+def lock_endpoint(session: Session, seen: TaskRow) -> None:
+    """Endpoint before task: the order in which every transaction takes its locks. The task is read again after it."""
+    if seen.endpoint_id:
+        session.execute(sa.select(EndpointRow.id).where(EndpointRow.id == seen.endpoint_id).with_for_update())
+    session.expire(seen)
+
+
+_LIVE_JOBS = (
+    sa.select(JobRow)
+    .where(JobRow.task_id == sa.bindparam("task"), JobRow.attempt >= sa.bindparam("attempt"))
+    .order_by(JobRow.id)
+    .with_for_update()
+)
+
+
+def cancel_row(ctx: Context, session: Session, task: TaskRow, *, by: str = "") -> list[str]:
+    """`by`: who it is, if not its owner, who is told."""
     if TaskState(task.state).is_final or task.desired == Desired.CANCEL:
         return []
     now = ctx.clock()
-    task.desired = Desired.CANCEL.value
-    lifecycle.record(session, task, "task.cancel_requested", now)
-    job = session.scalars(
-        sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt == task.attempt).with_for_update()
-    ).one_or_none()
-    topics = [f"task:{task.id}", "events"]
-    if task.kind != "command":
-        topics.append("planning")  # somebody may wait for what it makes
-    ahead = session.scalars(sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt > task.attempt)).all()
-    topics += chains.drop(ctx, session, list(ahead))
+    lifecycle.ask_to_stop(session, task, now, by)
+    # The newest, and those queued behind it in advance.
+    found = session.scalars(_LIVE_JOBS, {"task": task.id, "attempt": task.attempt}).all()
+    job = next((one for one in found if one.attempt == task.attempt), None)
+    topics = [f"task:{task.id}", "events", "planning"]  # somebody may wait for what it makes, or holds
+    topics += chains.drop(ctx, session, [one for one in found if one is not job])
     if job is None or JobState(job.state).is_final:
         lifecycle.end_task(session, task, now, reason=Reason.CANCELLED)
     elif job.delivered_at is None:
@@ -341,24 +423,6 @@ def cancel_row(ctx: Context, session: Session, task: TaskRow) -> list[str]:
         job.revision = chains.next_revision(session, job.endpoint_id)
         topics.append(f"endpoint:{job.endpoint_id}")
     return topics
-
-
-def find_job(ctx: Context, user_id: str, task_id: str, attempt: int | None = None) -> tuple[Task, Job | None]:
-    """A task (without its spec) and one of its jobs: the newest, or that of `attempt`."""
-    with ctx.db.read() as session:
-        row = find(session, user_id, task_id)
-        known = task_views.whereabouts(ctx, session)
-        wanted = row.attempt if attempt is None else attempt
-        job = session.scalars(
-            sa.select(JobRow).where(JobRow.task_id == task_id, JobRow.attempt == wanted)
-        ).one_or_none()
-        if job is None and attempt is not None:
-            raise NotFound(
-                f"task {task_id} has no attempt {attempt}",
-                hint=f"it has had {row.attempt}; they count from 1",
-                field="attempt",
-            )
-        return task_views.to_task(row, known), task_views.to_job(job, known) if job else None
 
 
 def output(ctx: Context, user_id: str, task_id: str, path: str) -> Output:

@@ -1,11 +1,14 @@
 """Content-addressed files: what a digest names is there completely and verified, or not at all.
 
-Owns everything under its root: ``<hex[:2]>/<hex>`` is a blob, ``partial/<hex>`` an unfinished upload of one,
-``partial/<hex>.tmp`` a blob being written in one go, ``partial/<hex>.lock`` held by whoever changes any of them.
-Must not know what refers to a blob: deciding that one is no longer needed is the caller's matter.
+Owns everything under its root: ``<hex[:2]>/<hex>`` is a blob, ``partial/<hex>@<sender>`` an unfinished upload of one,
+``partial/<hex>.tmp`` a blob being written in one go, ``partial/<hex>.going`` one that is being collected,
+``partial/<name>.lock`` held by whoever changes any of them.
+Must not know what refers to a blob, nor who may have it: both are the caller's matter. Whoever is going to refer to one
+claims it first, which its time of change tells: what was claimed since is not collected (`set_aside`).
 
-Uploads of one digest share one partial file. The lock is held for each write, not for a whole upload, so a client
-that stalls keeps nobody waiting, and two that send the same blob finish it together.
+Uploads of one digest by one sender share one partial file. The lock is held for each write, not for a whole upload, so
+a client that stalls keeps nobody waiting, and two of one sender's that send the same blob finish it together. Those of
+different senders have nothing to do with each other: nobody can finish, or spoil, what another began.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,9 @@ from diamond.core.errors import DigestMismatch
 from diamond.server.store.files import locked, storage_full, write_all
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_HEX = re.compile(r"[0-9a-f]{64}")
+_UPLOAD = re.compile(r"[0-9a-f]{64}(@\w+)?")
+_SENDER = re.compile(r"\w*")
+CLAIM_EVERY_S = 3600.0  # a claim is written down when the last one is older: thousands of files are claimed at once
 _RESEND = "send the file again from its first byte; if it changed since its digest was taken, take the digest anew"
 
 
@@ -57,6 +62,20 @@ class BlobStore:
         """Those of `digests` that are not complete, each once, in their order."""
         return [digest for digest in dict.fromkeys(digests) if not self.has(digest)]
 
+    def claim(self, digests: Iterable[str]) -> list[str]:
+        """As `missing`; those that are complete will not be collected for a while, so that they can be referred to."""
+        return [digest for digest in dict.fromkeys(digests) if not _claim(self._blob_path(digest))]
+
+    def claimed_at(self, digest: str) -> float | None:
+        """When it was last claimed, or else stored, in Unix seconds, to within an hour; None if it is not complete."""
+        with suppress(FileNotFoundError):
+            return os.stat(self._blob_path(digest)).st_mtime
+        return None
+
+    def size(self, digest: str) -> int:
+        """How many bytes the blob has; 0 if it is not complete."""
+        return _size_of(self._blob_path(digest)) or 0
+
     def open(self, digest: str) -> BinaryIO:
         """The blob for reading; it stays readable when it is deleted meanwhile.
 
@@ -65,16 +84,34 @@ class BlobStore:
         """
         return open(self._blob_path(digest), "rb")
 
-    def partial_size(self, digest: str) -> int:
-        """How many bytes of an unfinished upload are held; 0 if there is none."""
-        return _size_of(self._partial_path(digest)) or 0
+    def partial_size(self, digest: str, sender: str = "") -> int:
+        """How many bytes of a sender's unfinished upload are held; 0 if there is none."""
+        return _size_of(self._partial_path(digest, sender)) or 0
 
-    def put_chunk(self, digest: str, total_size: int, offset: int, chunks: Iterable[bytes]) -> PutResult:
+    def unfinished_bytes(self, sender: str, besides: Collection[str] = ()) -> int:
+        """How many bytes are held of the uploads that `sender` began, `besides` those of these digests."""
+        left_out = {f"{_hex(digest)}@{sender}" for digest in besides}
+        names = [entry.name for entry in _scan(self._partial)]
+        mine = [name for name in names if name.endswith(f"@{sender}") and name not in left_out]
+        return sum(_size_of(f"{self._partial}/{name}") or 0 for name in mine)
+
+    def put_chunk(
+        self,
+        digest: str,
+        total_size: int,
+        offset: int,
+        chunks: Iterable[bytes],
+        sender: str = "",
+        *,
+        to_prove: bool = False,
+    ) -> PutResult:
         """Take bytes of a blob from `offset` on, and finish it when all `total_size` are there.
 
         Bytes already held are skipped. Beyond what is held nothing is stored: the sender resumes from `received`.
         When `chunks` raises, what it gave before stays, and the upload goes on from there. For a complete blob this
-        does nothing, without looking at `chunks`.
+        does nothing, without looking at `chunks`, unless the sender has `to_prove` that they have it: then all of its
+        bytes are taken and checked like those of a new one, and let go of. Until it is complete, its bytes count as
+        those of the `sender` who began it (`unfinished_bytes`).
 
         Raises:
             DigestMismatch: the bytes are not what the digest says; they were removed.
@@ -82,8 +119,8 @@ class BlobStore:
         """
         if offset < 0 or total_size < 0:
             raise ValueError(f"negative offset or size: {offset}, {total_size}")
-        partial = self._partial_path(digest)
-        if self.has(digest):
+        partial = self._partial_path(digest, sender)
+        if _claim(self._blob_path(digest)) and not to_prove:
             return PutResult(total_size, True)
         with storage_full(f"blob {digest}"):
             position = offset
@@ -92,13 +129,13 @@ class BlobStore:
                     raise DigestMismatch(
                         f"blob {digest}: more than the {total_size} bytes that were announced arrived", hint=_RESEND
                     )
-                with self._held(digest):
+                with self._held(partial):
                     held = _size_of(partial) or 0
-                    if self.has(digest) or position > held:
+                    if (self.has(digest) and not to_prove) or position > held:
                         break
                     self._append(partial, held, memoryview(chunk)[held - position :])
                 position += len(chunk)
-            return self._finish(digest, total_size)
+            return self._finish(digest, total_size, partial, to_prove=to_prove)
 
     def put_bytes(self, digest: str, data: bytes) -> None:
         """Store a whole blob. Idempotent.
@@ -111,10 +148,11 @@ class BlobStore:
         if actual != _hex(digest):
             raise _mismatch(digest, actual, len(data))
         with storage_full(f"blob {digest}"):
-            if self.has(digest):
+            if _claim(self._blob_path(digest)):
                 return
-            with self._held(digest):
-                temporary = f"{self._partial_path(digest)}.tmp"
+            partial = f"{self._partial}/{_hex(digest)}"
+            with self._held(partial):
+                temporary = f"{partial}.tmp"
                 try:
                     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                     try:
@@ -126,11 +164,39 @@ class BlobStore:
                 except OSError:
                     _unlink(temporary)
                     raise
-                self._forget_upload(digest)
+                self._forget_upload(partial)
 
     def delete(self, digest: str) -> None:
         """Remove a blob. Idempotent; works on a full disk; an unfinished upload of it stays."""
         _unlink(self._blob_path(digest))
+
+    def set_aside(self, digest: str, unclaimed_since: float) -> int | None:
+        """Take a blob out of the store, unless somebody claimed it since; its size, None if it stays or is not here.
+
+        It is looked at after it was renamed, when nobody can claim it any more: a claim that came before is seen, one
+        that comes later finds nothing, and its file is sent again. What a process that was killed set aside is found by
+        the next call. `discard` removes it for good.
+        """
+        blob, aside = self._blob_path(digest), self._aside_path(digest)
+        claimed_at = self.claimed_at(digest)
+        if claimed_at is None:
+            return _size_of(aside)
+        if claimed_at >= unclaimed_since:
+            return None
+        os.makedirs(self._partial, exist_ok=True)
+        try:
+            os.rename(blob, aside)
+        except FileNotFoundError:
+            return None  # another deleted it meanwhile
+        found = os.stat(aside)
+        if found.st_mtime >= unclaimed_since:
+            os.rename(aside, blob)
+            return None
+        return found.st_size
+
+    def discard(self, digest: str) -> None:
+        """Remove what was set aside. Idempotent; works on a full disk."""
+        _unlink(self._aside_path(digest))
 
     def total_bytes(self) -> int:
         """The size of all complete blobs together."""
@@ -146,32 +212,37 @@ class BlobStore:
         """Remove unfinished uploads that took no byte for `older_than_s` seconds; returns how many."""
         swept = 0
         for name in {entry.name.partition(".")[0] for entry in _scan(self._partial)}:
-            if not _HEX.fullmatch(name):
+            if not _UPLOAD.fullmatch(name):
                 continue
             path = f"{self._partial}/{name}"
             # Someone who holds the lock is using it: whatever its age, it is not abandoned.
             with locked(f"{path}.lock", create=False, wait=False) as held:
                 if not held:
                     continue
-                latest = [os.stat(file).st_mtime for file in (path, f"{path}.tmp") if os.path.exists(file)]
+                files = (path, f"{path}.tmp", f"{path}.going")
+                latest = [os.stat(file).st_mtime for file in files if os.path.exists(file)]
                 if latest and time.time() - max(latest) < older_than_s:
                     continue
                 swept += bool(latest)
-                _unlink(path)
-                _unlink(f"{path}.tmp")
-                _unlink(f"{path}.lock")
+                for suffix in ("", ".from", ".tmp", ".going", ".lock"):  # the lock, which is held, last
+                    _unlink(f"{path}{suffix}")
         return swept
 
     def _blob_path(self, digest: str) -> str:
         name = _hex(digest)
         return f"{self._root}/{name[:2]}/{name}"
 
-    def _partial_path(self, digest: str) -> str:
-        return f"{self._partial}/{_hex(digest)}"
+    def _aside_path(self, digest: str) -> str:
+        return f"{self._partial}/{_hex(digest)}.going"
+
+    def _partial_path(self, digest: str, sender: str) -> str:
+        if not _SENDER.fullmatch(sender):
+            raise ValueError(f"not a sender: {sender!r}")
+        return f"{self._partial}/{_hex(digest)}" + (f"@{sender}" if sender else "")
 
     @contextmanager
-    def _held(self, digest: str) -> Iterator[None]:
-        with locked(f"{self._partial_path(digest)}.lock"):
+    def _held(self, partial: str) -> Iterator[None]:
+        with locked(f"{partial}.lock"):
             yield
 
     def _append(self, partial: str, held: int, data: memoryview) -> None:
@@ -187,32 +258,32 @@ class BlobStore:
         finally:
             os.close(fd)
 
-    def _finish(self, digest: str, total_size: int) -> PutResult:
+    def _finish(self, digest: str, total_size: int, partial: str, *, to_prove: bool) -> PutResult:
         """Verify and publish the partial file if all bytes are there."""
-        partial = self._partial_path(digest)
-        with self._held(digest):
-            if self.has(digest):
-                self._forget_upload(digest)
+        with self._held(partial):
+            if self.has(digest) and not to_prove:
+                self._forget_upload(partial)
                 return PutResult(total_size, True)
             held = _size_of(partial) or 0
             if held < total_size:
                 if held == 0:
-                    self._forget_upload(digest)
+                    self._forget_upload(partial)
                 return PutResult(held, False)
             with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o600), "rb") as file:
                 # Read back what landed on disk: hashing what passed by would not notice a lost or torn write.
                 actual = hashlib.file_digest(file, "sha256").hexdigest()
                 if actual != _hex(digest):
-                    self._forget_upload(digest)
+                    self._forget_upload(partial)
                     raise _mismatch(digest, actual, held)
                 try:
                     os.fsync(file.fileno())
                 except OSError:
                     # The kernel may have let go of the unwritten pages: only a fresh upload can be trusted.
-                    self._forget_upload(digest)
+                    self._forget_upload(partial)
                     raise
-            self._publish(partial, digest)
-            self._forget_upload(digest)
+            if not _claim(self._blob_path(digest)):
+                self._publish(partial, digest)
+            self._forget_upload(partial)
             return PutResult(total_size, True)
 
     def _publish(self, source: str, digest: str) -> None:
@@ -225,9 +296,8 @@ class BlobStore:
         # Always, not only after this mkdir: whoever made the folder may have been killed before this line.
         _sync_folder(self._root)
 
-    def _forget_upload(self, digest: str) -> None:
+    def _forget_upload(self, partial: str) -> None:
         """Remove the partial file and, with it, the lock the caller holds: `locked` allows that."""
-        partial = self._partial_path(digest)
         _unlink(partial)
         _unlink(f"{partial}.lock")
 
@@ -242,6 +312,16 @@ def _mismatch(digest: str, actual: str, size: int) -> DigestMismatch:
     return DigestMismatch(
         f"blob {digest}: the {size} bytes that arrived have the digest sha256:{actual}; they were removed", hint=_RESEND
     )
+
+
+def _claim(path: str) -> bool:
+    """Whether it is there; then it counts as used now."""
+    try:
+        if time.time() - os.stat(path).st_mtime > CLAIM_EVERY_S:
+            os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _size_of(path: str) -> int | None:

@@ -2,13 +2,15 @@
 
 `read()` sees one consistent state. `write()` commits at its end or not at all; events recorded in it get their
 sequence numbers last, under a lock held until the commit, so a reader that has seen number n will never meet
-a smaller one later.
-Locks are always taken in the order endpoint, task, job, counter. No subprocess or network call belongs inside either.
+a smaller one later. What goes into the audit log is treated likewise.
+Locks are always taken in the order quota (an advisory lock), endpoint, task,
+job, counter. No subprocess or network call belongs inside either.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,16 +23,22 @@ from sqlalchemy import event, exc
 from sqlalchemy.orm import Session
 
 from diamond.core.errors import DiamondError, InstallationProblem, StorageFull, Unavailable
-from diamond.server.store.models import Counter, EventRow, Meta
+from diamond.server.store import audit_chain
+from diamond.server.store.models import EventRow, Meta, table_of
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _PENDING = "diamond_events"
+_RESTED_S = 2.0
+# Straight into the table: events are never changed, so nothing needs to know them as objects. All rows of one insert
+# have the same columns.
+_INSERT = sa.insert(table_of(EventRow))
+_NOTHING: dict[str, Any] = {"owner_id": None, "task_id": None, "job_id": None, "endpoint_id": None, "data": {}}
 
 
 class Database:
     """Thread-safe. Rows read in one transaction must not be used in another."""
 
-    def __init__(self, url: str, *, sqlite_synchronous: str = "FULL") -> None:
+    def __init__(self, url: str, *, sqlite_synchronous: str = "FULL", connections: int = 16) -> None:
         self.url = sa.make_url(url)
         if self.url.get_backend_name() == "postgresql" and self.url.drivername == "postgresql":
             self.url = self.url.set(drivername="postgresql+psycopg")
@@ -41,15 +49,15 @@ class Database:
                 hint="use sqlite:///path or postgresql://user@host/name",
                 field="database_url",
             )
-        self.engine = self._make_engine(sqlite_synchronous)
+        self.engine = self._to_sqlite(sqlite_synchronous) if self.is_sqlite else _to_postgresql(self.url, connections)
         self._writer = self.engine.execution_options(diamond_write=True)
         # SQLite has one writer. Queueing for it here, in order, beats its own sleep-and-retry.
         self._write_lock = threading.Lock() if self.is_sqlite else nullcontext()
 
-    def _make_engine(self, synchronous: str) -> sa.Engine:
-        if not self.is_sqlite:
-            return sa.create_engine(self.url, pool_size=8, max_overflow=32, pool_pre_ping=True, pool_timeout=30)
-        engine = sa.create_engine(self.url, pool_size=8, max_overflow=64, connect_args={"timeout": 30})
+    def _to_sqlite(self, synchronous: str) -> sa.Engine:
+        engine = sa.create_engine(
+            self.url, pool_size=48, max_overflow=24, pool_use_lifo=True, connect_args={"timeout": 30}
+        )
 
         @event.listens_for(engine, "connect")
         def _connect(connection: Any, _record: Any) -> None:
@@ -83,18 +91,18 @@ class Database:
         with _explained(), self._write_lock, Session(self._writer, expire_on_commit=False) as session:
             yield session
             self._number_events(session)
+            audit_chain.write_pending(session)
             session.commit()
 
     def _number_events(self, session: Session) -> None:
-        pending: list[EventRow] = session.info.pop(_PENDING, [])
+        pending: list[dict[str, Any]] = session.info.pop(_PENDING, [])
         if not pending:
             return
         session.flush()
-        bump = sa.update(Counter).where(Counter.name == "events").values(value=Counter.value + len(pending))
-        last = session.execute(bump.returning(Counter.value)).scalar_one()
-        for number, row in enumerate(pending, start=last - len(pending) + 1):
-            row.seq = number
-        session.add_all(pending)
+        last = audit_chain.bump(session, "events", len(pending))
+        numbers = range(last - len(pending) + 1, last + 1)
+        rows = [{**fields, "seq": number} for number, fields in zip(numbers, pending, strict=True)]
+        session.connection().execute(_INSERT, rows)
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the schema to `revision`; safe to call at every start and from several processes at once."""
@@ -121,9 +129,35 @@ class Database:
         self.engine.dispose()
 
 
+def _to_postgresql(url: sa.URL, connections: int) -> sa.Engine:
+    # A new connection is a new process over there: none is made for a moment's need, and the warm ones go first.
+    engine = sa.create_engine(url, pool_size=connections, max_overflow=0, pool_timeout=30, pool_use_lifo=True)
+    _ping_after_rest(engine)
+    return engine
+
+
+def _ping_after_rest(engine: sa.Engine) -> None:
+    """Ask a connection whether it still lives, unless it was in use a moment ago: asking every time would be a round
+    trip more for every request. One that dies within that moment is an Unavailable, which clients try again."""
+
+    @event.listens_for(engine, "checkin")
+    def _back(_connection: Any, record: Any) -> None:
+        record.info["rested_from"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _ping(connection: Any, record: Any, _proxy: Any) -> None:
+        if time.monotonic() - record.info.get("rested_from", time.monotonic()) < _RESTED_S:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise exc.DisconnectionError("the connection was lost while nobody used it") from error
+
+
 def record_event(session: Session, **fields: Any) -> None:
     """Add an event to this write transaction. See `Database` for when it gets its number."""
-    session.info.setdefault(_PENDING, []).append(EventRow(**fields))
+    session.info.setdefault(_PENDING, []).append({**_NOTHING, **fields})
+    audit_chain.add_event(session, fields)
 
 
 @contextmanager

@@ -21,6 +21,12 @@ class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: sa.JSON, list[Any]: sa.JSON, str: sa.Text, float: sa.Double}  # noqa: RUF012
 
 
+def table_of(model: type[Base]) -> sa.Table:
+    """The table itself, for statements that need no objects."""
+    assert isinstance(model.__table__, sa.Table)
+    return model.__table__
+
+
 class Meta(Base):
     """Single facts about this database, such as its epoch."""
 
@@ -42,6 +48,12 @@ class UserRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[float]
+    full_name: Mapped[str] = mapped_column(default="", server_default="")
+    email: Mapped[str] = mapped_column(default="", server_default="")  # where notices go; proves nothing
+    is_admin: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
+    password_hash: Mapped[str | None]
+    disabled_at: Mapped[float | None]
+    seen_at: Mapped[float | None]  # their last sign-in
 
 
 class EndpointRow(Base):
@@ -57,19 +69,25 @@ class EndpointRow(Base):
     instance: Mapped[str | None]  # the agent home that speaks for it; None until one has
     rotate_at: Mapped[float | None]  # when somebody asked its agent to take a new token; None once it has
     removed_at: Mapped[float | None]  # kept for the record of its tasks; its name is then no longer a valid one
+    silence_told: Mapped[float | None]  # the `last_seen_at` after which its silence was told of
 
 
 class TokenRow(Base):
     """A credential of a user or of an endpoint's agent; only its hash is kept."""
 
     __tablename__ = "tokens"
-    __table_args__ = (sa.Index(None, "endpoint_id"),)
+    __table_args__ = (sa.Index(None, "endpoint_id"), sa.Index(None, "user_id"))
     id: Mapped[str] = mapped_column(primary_key=True)
     hash: Mapped[str] = mapped_column(unique=True)
     user_id: Mapped[str | None] = mapped_column(sa.ForeignKey("users.id"))
     endpoint_id: Mapped[str | None] = mapped_column(sa.ForeignKey("endpoints.id"))
     created_at: Mapped[float]
     revoked_at: Mapped[float | None]
+    name: Mapped[str] = mapped_column(default="", server_default="")
+    scopes: Mapped[list[Any] | None]  # None: all that its user may do (as before there were any)
+    expires_at: Mapped[float | None]
+    used_at: Mapped[float | None]
+    used_from: Mapped[str] = mapped_column(default="", server_default="")
 
 
 class EnrolmentRow(Base):
@@ -90,7 +108,11 @@ class ImageRow(Base):
     """A recipe under a name, of one owner. A name may have several, one for each state of its recipe."""
 
     __tablename__ = "images"
-    __table_args__ = (sa.Index(None, "owner_id", "name", "id"), sa.Index(None, "visibility", "id"))
+    __table_args__ = (
+        sa.Index(None, "owner_id", "name", "id"),
+        sa.Index(None, "visibility", "id"),
+        sa.Index(None, "project_id", "id"),
+    )
     id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
     name: Mapped[str]
@@ -100,6 +122,7 @@ class ImageRow(Base):
     labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float]
     removed_at: Mapped[float | None]  # kept for the record of tasks that ran in it
+    project_id: Mapped[str | None]  # None: its owner's own
 
 
 class ReplicaRow(Base):
@@ -149,6 +172,34 @@ class ImageDraftRow(Base):
     updated_at: Mapped[float]
 
 
+class TemplateRow(Base):
+    """A task to begin with. `version` grows with every change, so that a later writer is told."""
+
+    __tablename__ = "templates"
+    __table_args__ = (sa.Index(None, "owner_id", "id"), sa.Index(None, "project_id"))
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
+    project_id: Mapped[str | None]  # None: its owner's own
+    visibility: Mapped[str] = mapped_column(default="private", server_default="private")
+    name: Mapped[str]
+    description: Mapped[str]
+    spec: Mapped[dict[str, Any]] = mapped_column(deferred=True)  # fields of a task file
+    version: Mapped[int]
+    changed_by: Mapped[str]  # id of a user
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+
+
+class HoldingRow(Base):
+    """Somebody who is known to have some bytes: they sent all of them here. See services.holdings."""
+
+    __tablename__ = "holdings"
+    holder: Mapped[str] = mapped_column(primary_key=True)  # id of a user, or of an endpoint
+    ref: Mapped[str] = mapped_column(primary_key=True)  # of a blob (sha256:…), or of a bundle of them (bundle:…)
+    created_at: Mapped[float]
+    __table_args__ = (sa.Index(None, "ref"),)
+
+
 class TaskRow(Base):
     __tablename__ = "tasks"
     __table_args__ = (
@@ -156,6 +207,11 @@ class TaskRow(Base):
         sa.Index(None, "owner_id", "name", "id"),
         sa.Index(None, "state", "next_attempt_at"),
         sa.Index(None, "image_id", "kind"),
+        sa.Index(None, "project_id", "id"),
+        # Quotas count what is unfinished, among many that are not.
+        sa.Index(None, "owner_id", "state"),
+        sa.Index(None, "owner_id", "kind", "state", "ended_at"),
+        sa.Index(None, "project_id", "state"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
@@ -181,6 +237,8 @@ class TaskRow(Base):
     work: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)  # see services.image_work
     # What it runs in, or looks after. No foreign key: SQLite cannot add one to a table others refer to.
     image_id: Mapped[str | None]
+    project_id: Mapped[str | None]  # None: its owner's own
+    visibility: Mapped[str] = mapped_column(default="private", server_default="private")
 
 
 class JobRow(Base):
@@ -190,6 +248,8 @@ class JobRow(Base):
         sa.Index(None, "endpoint_id", "revision"),
         # The queue and a full sync ask for live jobs only, which are few among many finished ones.
         sa.Index(None, "endpoint_id", "state"),
+        # Live ones, and those that ended a moment ago: what quotas and fair shares add up.
+        sa.Index(None, "charged_at"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
     task_id: Mapped[str] = mapped_column(sa.ForeignKey("tasks.id"))
@@ -212,6 +272,10 @@ class JobRow(Base):
     chained: Mapped[bool] = mapped_column(default=False, server_default=sa.false())
     continues: Mapped[str | None]  # the job whose work directory it goes on in
     after: Mapped[str | None]  # the job it was queued behind, in advance
+    num_nodes: Mapped[int] = mapped_column(default=1, server_default="1")  # for quotas and fair shares
+    num_gpus: Mapped[int] = mapped_column(default=0, server_default="0")  # on all nodes together
+    stored_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")  # its outputs brought here
+    charged_at: Mapped[float | None]  # when what it used was added to `usage`, once
     image: Mapped[dict[str, Any] | None]  # what it runs in, as its endpoint was told
     pending_reason: Mapped[str] = mapped_column(default="", server_default="")
     expected_start_at: Mapped[float | None]

@@ -4,9 +4,12 @@ Owns everything under its root: ``<job_id[-2:]>/<job_id>/state.json`` and one ``
 The streams are the truth: whatever here is found damaged is rebuilt from them. Must not know the database or HTTP,
 and must not import numpy before a curve is asked for.
 
+Not every line is taken in when it comes: that is far more work than to keep it, and few curves are ever looked at.
+Whoever looks has what has gathered taken in first, which is little, since what gathers is bounded (`gather`).
+
 Ingesting writes records first and the state, which says how many of them count, last (by rename). Records beyond the
 count are invisible and overwritten by the next ingest, so a process killed anywhere neither loses nor doubles a point.
-Readers take no lock: they read the state, then that many records.
+Readers for whom there is nothing to take in take no lock: they read the state, then that many records.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from diamond.core.errors import StorageFull
+from diamond.server.store.curves import Curve, downsample
 from diamond.server.store.files import locked, storage_full, write_all
 from diamond.server.store.streams import LOCK_NAME, MIB, StreamStore, check_stream, job_folder
 
@@ -35,6 +39,7 @@ MAX_KEYS = 512
 MAX_KEY_CHARS = 200
 SOURCES = ("metrics", "util")
 _BATCH_BYTES = 4 * MIB  # also the longest line that is understood
+_GATHERED_BYTES = 64 * 1024  # a few hundred lines: some milliseconds for the reader who meets them
 _RECORD_BYTES = 24
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _STATE = "state.json"
@@ -59,36 +64,6 @@ class Ingested:
     lines: int
     points: int
     dropped: int
-
-
-class CurvePoint(NamedTuple):
-    """One sample, or a bucket of neighbouring ones: `x` and `last` are its last sample's, so they really occurred."""
-
-    x: float
-    min: float
-    max: float
-    mean: float
-    last: float
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A key's points in the asked range, in order of x.
-
-    Attributes:
-        count: samples in the range, non-finite ones included.
-        exact: whether every point is one sample; otherwise each is a bucket.
-        non_finite: samples that are NaN or infinite; they are in no point.
-        first_non_finite_x: where the earliest recorded of them is.
-    """
-
-    key: str
-    x: str
-    count: int
-    points: list[CurvePoint]
-    exact: bool = True
-    non_finite: int = 0
-    first_non_finite_x: float | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +96,15 @@ class SeriesStore:
         self._root = str(root)
         self._streams = streams
 
+    def gather(self, job_id: str, stream: str, begin: int, size: int) -> None:
+        """The stream got bytes from `begin` on and now spans `size`: take in what is there whenever much has gathered.
+
+        Raises:
+            StorageFull: as `ingest`.
+        """
+        if begin // _GATHERED_BYTES != size // _GATHERED_BYTES:
+            self.ingest(job_id, stream)
+
     def ingest(self, job_id: str, stream: str) -> Ingested:
         """Take in the complete lines the stream got since the last call. Idempotent.
 
@@ -141,14 +125,14 @@ class SeriesStore:
         """Every key of the job, by name; one that both streams have appears once for each."""
         found = [
             SeriesInfo(key, stream, int(count), step, t, value)
-            for stream, state in _load(job_folder(self._root, job_id)).items()
+            for stream, state in self._current(job_id).items()
             for key, (count, step, t, value) in state.keys.items()
         ]
         return sorted(found, key=lambda info: (info.key, info.stream))
 
     def dropped(self, job_id: str) -> dict[str, int]:
         """Per stream, how many lines were malformed and how many values had an unusable key or no number."""
-        return {stream: state.dropped for stream, state in _load(job_folder(self._root, job_id)).items()}
+        return {stream: state.dropped for stream, state in self._current(job_id).items()}
 
     def curve(
         self,
@@ -168,50 +152,15 @@ class SeriesStore:
         """
         if max_points < 1 or x not in ("step", "time"):
             raise ValueError(f"cannot draw {max_points} points over {x!r}")
-        import numpy as np
-
         records = self._records(job_id, key, SOURCES if stream is None else (_check_source(stream),))
-        xs = np.ascontiguousarray(records[:, 0 if x == "step" else 1])
-        values = np.ascontiguousarray(records[:, 2])
-        # A mask, not a search: the steps of a resumed run go back.
-        inside = np.isfinite(xs)
-        if x_min is not None:
-            inside &= xs >= x_min
-        if x_max is not None:
-            inside &= xs <= x_max
-        if not inside.all():
-            xs, values = xs[inside], values[inside]
-        count = len(xs)
-        finite = np.isfinite(values)
-        first_non_finite_x = None
-        if not finite.all():
-            first_non_finite_x = float(xs[int(finite.argmin())])
-            xs, values = xs[finite], values[finite]
-        if (xs[1:] < xs[:-1]).any():
-            order = np.argsort(xs, kind="stable")
-            xs, values = xs[order], values[order]
-        exact = len(xs) <= max_points
-        if exact:
-            columns = [xs, values, values, values, values]
-        else:
-            # Buckets of equal numbers of samples, so that a dense stretch keeps its resolution beside a sparse one.
-            edges = np.arange(max_points + 1) * len(xs) // max_points
-            starts, last = edges[:-1], edges[1:] - 1
-            low = np.minimum.reduceat(values, starts)
-            high = np.maximum.reduceat(values, starts)
-            with np.errstate(over="ignore", invalid="ignore"):
-                mean = np.add.reduceat(values, starts) / np.diff(edges)
-            mean = np.clip(np.where(np.isfinite(mean), mean, low / 2 + high / 2), low, high)
-            columns = [xs[last], low, high, mean, values[last]]
-        points = list(map(CurvePoint._make, zip(*(column.tolist() for column in columns), strict=True)))
-        return Curve(key, x, count, points, exact, count - len(xs), first_non_finite_x)
+        return downsample(records, key, max_points=max_points, x=x, x_min=x_min, x_max=x_max)
 
-    def delete(self, job_id: str) -> None:
-        """Remove all curves of a job; its streams stay. Idempotent; works on a full disk."""
+    def delete(self, job_id: str) -> bool:
+        """Remove all curves of a job, its streams stay; whether there were any. Idempotent; works on a full disk."""
         folder = job_folder(self._root, job_id)
         with locked(f"{folder}/{LOCK_NAME}", create=False) as held:
             if not held:
-                return
+                return False
             names = [name for name in os.listdir(folder) if name.endswith(".f64") or name == f"{_STATE}.tmp"]
             # The state first: without it the records mean nothing. The lock last: until then this call owns the rest.
             for name in (_STATE, *names, LOCK_NAME):
@@ -220,6 +169,21 @@ class SeriesStore:
             # An ingest that came in since has its own lock file there by now, and keeps the folder.
             with suppress(OSError):
                 os.rmdir(folder)
+        return True
+
+    def _current(self, job_id: str) -> dict[str, _StreamState]:
+        """What counts, with all that has gathered taken in."""
+        folder = job_folder(self._root, job_id)
+        states = _load(folder)
+        behind = [
+            stream
+            for stream in SOURCES
+            if self._streams.size(job_id, stream) > (states[stream].consumed if stream in states else 0)
+        ]
+        for stream in behind:
+            with suppress(StorageFull):  # a full disk must not forbid looking at what is there
+                self.ingest(job_id, stream)
+        return _load(folder) if behind else states
 
     def _catch_up(self, job_id: str, stream: str) -> Ingested:
         """Take in what is new, one batch after the other. The caller holds the lock."""
@@ -263,7 +227,7 @@ class SeriesStore:
         import numpy as np
 
         folder = job_folder(self._root, job_id)
-        states = _load(folder)
+        states = self._current(job_id)
         for stream in sources:
             if stream not in states or key not in states[stream].keys:
                 continue

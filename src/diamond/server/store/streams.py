@@ -1,4 +1,4 @@
-"""Append-only byte streams of jobs (log, metrics, util), kept as segment files.
+"""Append-only byte streams of jobs (log, metrics, util, train), kept as segment files.
 
 Owns everything under its root: ``<job_id[-2:]>/<job_id>/<stream>/<start offset, 16 digits>.seg``. What is held is
 read off the file names and file sizes alone, so no index can disagree with the bytes. Must not know the database,
@@ -7,6 +7,9 @@ resends whatever a power failure took.
 
 Writers hold a flock on one lock file per job, which excludes threads and processes alike and dies with its holder.
 Readers take no lock, except where a hole must be told apart from a directory that changed while it was listed.
+
+Which segment is the newest is remembered, and believed while that segment is there and has room: another follows only
+one that is full. So a directory is listed once, not for every few bytes that an agent sends or a page asks for.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from diamond.core.ids import ID_PATTERN
@@ -25,6 +29,7 @@ from diamond.server.store.files import locked, storage_full, write_all
 MIB = 1024 * 1024
 LOCK_NAME = ".lock"
 _SUFFIX = ".seg"
+_MAX_REMEMBERED = 20_000
 
 
 def job_folder(root: str, job_id: str) -> str:
@@ -61,7 +66,8 @@ class StreamStore:
     """Byte streams addressed by absolute offsets. Safe for any number of threads and processes.
 
     Every append is idempotent, and a process killed at any instruction leaves a prefix of what it was appending.
-    Only `log` is capped, since curves are rebuilt from the other two.
+    `log` is capped, and so is `train`, of which the newest counts; curves are rebuilt from the other two. All that use
+    one root must agree on `segment_bytes` while they do.
     """
 
     def __init__(self, root: Path, *, segment_bytes: int = 8 * MIB, cap_bytes: int = 256 * MIB) -> None:
@@ -69,7 +75,8 @@ class StreamStore:
             raise ValueError("the cap must hold at least two segments: the first and the newest are always kept")
         self._root = str(root)
         self._segment_bytes = segment_bytes
-        self._cap_bytes = cap_bytes
+        self._cap_bytes = {"log": cap_bytes, "train": 3 * segment_bytes}
+        self._newest: dict[str, int] = {}  # by folder: where its newest segment starts
 
     def append(self, job_id: str, stream: str, offset: int, data: bytes) -> int:
         """Store `data`, which begins at `offset` of the stream; returns how many bytes the stream now spans.
@@ -89,6 +96,8 @@ class StreamStore:
             storage_full(f"the {stream} of {job_id}"),
             locked(f"{job}/{LOCK_NAME}", create=create) as held,
         ):
+            if held and (added := self._append_to_newest(folder, stream, offset, data)) is not None:
+                return added
             starts = _starts(folder)
             size = _end(folder, starts)
             if not held or offset > size or offset + len(data) <= size:
@@ -97,21 +106,87 @@ class StreamStore:
                 with suppress(FileExistsError):
                     os.mkdir(folder)
             size = self._extend(folder, starts, size, memoryview(data)[size - offset :])
-            if stream == "log" and size > self._cap_bytes:
-                self._enforce_cap(folder, starts, size)
+            if size > (cap := self._cap_bytes.get(stream, size)):
+                _enforce_cap(folder, starts, size, cap)
+            self._remember(folder, starts[-1])
             return size
+
+    def _append_to_newest(self, folder: str, stream: str, offset: int, data: bytes) -> int | None:
+        """`append` where the newest segment is known and has room for it all; None where that is not so."""
+        start = self._newest.get(folder)
+        if start is None:
+            return None
+        try:
+            fd = os.open(_segment(folder, start), os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            return None  # deleted
+        try:
+            held = os.fstat(fd).st_size
+            size, end = start + held, offset + len(data)
+            if held >= self._segment_bytes:
+                return None
+            if offset > size or end <= size:
+                return size
+            if end > start + self._segment_bytes or end > self._cap_bytes.get(stream, end):
+                return None
+            try:
+                write_all(fd, memoryview(data)[size - offset :])
+            except OSError:
+                os.ftruncate(fd, held)
+                raise
+            return end
+        finally:
+            os.close(fd)
+
+    def _remember(self, folder: str, start: int) -> None:
+        if len(self._newest) >= _MAX_REMEMBERED:
+            self._newest.clear()
+        self._newest[folder] = start
 
     def size(self, job_id: str, stream: str) -> int:
         """The offset one past the last byte, dropped bytes included; 0 for what was never written."""
-        return _size(f"{job_folder(self._root, job_id)}/{check_stream(stream)}")
+        return self._size(f"{job_folder(self._root, job_id)}/{check_stream(stream)}")
 
     def sizes(self, job_ids: Iterable[str]) -> dict[str, dict[str, int]]:
         """`size` of every stream of many jobs."""
         answer = {}
         for job_id in job_ids:
             job = job_folder(self._root, job_id)
-            answer[job_id] = {stream: _size(f"{job}/{stream}") for stream in STREAMS}
+            answer[job_id] = {stream: self._size(f"{job}/{stream}") for stream in STREAMS}
         return answer
+
+    def _size(self, folder: str) -> int:
+        if (start := self._newest.get(folder)) is not None:
+            with suppress(FileNotFoundError):
+                if (held := os.stat(_segment(folder, start)).st_size) < self._segment_bytes:
+                    return start + held
+        while True:
+            try:
+                # Names sort like their offsets; every agent that connects asks for all its jobs, so only one is parsed.
+                newest = max(os.listdir(folder))
+            except (FileNotFoundError, ValueError):
+                return 0
+            start = int(newest[: -len(_SUFFIX)])
+            try:
+                held = os.stat(f"{folder}/{newest}").st_size
+            except FileNotFoundError:
+                continue  # dropped or deleted after it was listed: list again
+            self._remember(folder, start)
+            return start + held
+
+    def gap(self, job_id: str, stream: str) -> tuple[int, int] | None:
+        """Where the first hole begins and ends. It grows as a capped log does: what was learnt of it may be old."""
+        folder = f"{job_folder(self._root, job_id)}/{check_stream(stream)}"
+        while True:
+            try:
+                starts = _starts(folder)
+                for start, following in pairwise(starts):
+                    end = start + os.stat(_segment(folder, start)).st_size
+                    if end != following:
+                        return end, following
+                return None
+            except FileNotFoundError:
+                continue  # dropped or deleted after it was listed: list again
 
     def read(self, job_id: str, stream: str, offset: int, limit: int) -> Slice:
         """At most `limit` bytes from `offset` on.
@@ -124,6 +199,8 @@ class StreamStore:
             raise ValueError(f"negative offset or limit: {offset}, {limit}")
         job = job_folder(self._root, job_id)
         folder = f"{job}/{check_stream(stream)}"
+        if (quick := self._read_newest(folder, offset, limit)) is not None:
+            return quick
         while True:
             try:
                 found = self._read(folder, stream, offset, limit, trust_holes=False)
@@ -136,6 +213,24 @@ class StreamStore:
                     return found
             except FileNotFoundError:
                 continue  # dropped or deleted after it was listed: list again
+
+    def _read_newest(self, folder: str, offset: int, limit: int) -> Slice | None:
+        """`read` of what lies in the newest segment, where that is known; None where it is not."""
+        start = self._newest.get(folder)
+        if start is None or offset < start:
+            return None
+        try:
+            fd = os.open(_segment(folder, start), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            held = os.fstat(fd).st_size
+            if held >= self._segment_bytes:
+                return None
+            data = os.pread(fd, min(limit, held - (offset - start)), offset - start) if offset < start + held else b""
+            return Slice(data, offset + len(data), 0, offset)
+        finally:
+            os.close(fd)
 
     def read_tail(self, job_id: str, stream: str, max_bytes: int) -> Slice:
         """The last `max_bytes` of the stream, markers of the holes among them on top."""
@@ -154,12 +249,13 @@ class StreamStore:
             position = piece.next_offset
         return Slice(b"".join(pieces), position, dropped, start)
 
-    def delete(self, job_id: str) -> None:
-        """Remove all streams of a job. Idempotent; works on a full disk; one that was interrupted is repeated."""
+    def delete(self, job_id: str) -> bool:
+        """Remove all streams of a job; whether there were any. Idempotent; works on a full disk; one that was
+        interrupted is repeated."""
         job = job_folder(self._root, job_id)
         with locked(f"{job}/{LOCK_NAME}", create=False) as held:
             if not held:
-                return
+                return False
             for stream in STREAMS:
                 folder = f"{job}/{stream}"
                 # Newest first: a reader beside this sees a stream that gets shorter, not one with holes.
@@ -171,6 +267,7 @@ class StreamStore:
             # An append that came in since has its own lock file there by now, and keeps the folder.
             with suppress(OSError):
                 os.rmdir(job)
+        return True
 
     def _extend(self, folder: str, starts: list[int], size: int, data: memoryview) -> int:
         """Write `data` at the end, adding new segments to `starts`; on an error, leave everything as it was."""
@@ -195,14 +292,6 @@ class StreamStore:
                 os.truncate(_segment(folder, starts[old_segments - 1]), old_size - starts[old_segments - 1])
             raise
         return size
-
-    def _enforce_cap(self, folder: str, starts: list[int], size: int) -> None:
-        """Drop the oldest segments but the first, where set-up errors are. Ascending, so there is one hole at most."""
-        while len(starts) > 2:
-            held = os.stat(_segment(folder, starts[0])).st_size + size - starts[1]
-            if held <= self._cap_bytes:
-                return
-            os.unlink(_segment(folder, starts.pop(1)))
 
     def _read(self, folder: str, stream: str, offset: int, limit: int, *, trust_holes: bool) -> Slice | None:
         """One attempt; None where a hole was met that may not be one."""
@@ -232,12 +321,22 @@ class StreamStore:
 
     def _marker(self, dropped: int, newest_start: int) -> bytes:
         # Below the cap only a machine that lost power can have left a hole.
-        passed = newest_start + self._segment_bytes > self._cap_bytes
-        why = f"this log passed the {_human(self._cap_bytes)} cap" if passed else "the server's machine went down"
+        cap = self._cap_bytes["log"]
+        passed = newest_start + self._segment_bytes > cap
+        why = f"this log passed the {_human(cap)} cap" if passed else "the server's machine went down"
         return (
             f"\n[diamond: {_human(dropped, '.1f')} of log were dropped here: {why}. "
             "The complete file is in the job's run directory on the endpoint.]\n"
         ).encode()
+
+
+def _enforce_cap(folder: str, starts: list[int], size: int, cap_bytes: int) -> None:
+    """Drop the oldest segments but the first, where set-up errors are. Ascending, so there is one hole at most."""
+    while len(starts) > 2:
+        held = os.stat(_segment(folder, starts[0])).st_size + size - starts[1]
+        if held <= cap_bytes:
+            return
+        os.unlink(_segment(folder, starts.pop(1)))
 
 
 def _segment(folder: str, start: int) -> str:
@@ -254,19 +353,6 @@ def _starts(folder: str) -> list[int]:
 
 def _end(folder: str, starts: list[int]) -> int:
     return starts[-1] + os.stat(_segment(folder, starts[-1])).st_size if starts else 0
-
-
-def _size(folder: str) -> int:
-    while True:
-        try:
-            # Names sort like their offsets; every poll of an agent asks for all its jobs, so only one is parsed.
-            newest = max(os.listdir(folder))
-        except (FileNotFoundError, ValueError):
-            return 0
-        try:
-            return int(newest[: -len(_SUFFIX)]) + os.stat(f"{folder}/{newest}").st_size
-        except FileNotFoundError:
-            continue  # dropped or deleted after it was listed: list again
 
 
 def _read_segment(path: str, offset: int, limit: int) -> bytes:

@@ -1,54 +1,47 @@
-"""GET /: says that Diamond runs here, and what to type. Shows nothing of anybody's: it needs no token."""
+"""GET /: what Diamond is, and the ways in. Shows nothing of anybody's; whoever is signed in goes on to their work."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from html import escape
-from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter
-from starlette.responses import HTMLResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
 
-import diamond
+from diamond.core.errors import DiamondError
+from diamond.server import auth
+from diamond.server.services import accounts, federation
+from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, settings_of, show, to
 
-router = APIRouter(include_in_schema=False)
-
-_CSS = (Path(__file__).parent / "landing.css").read_text()
-_CSS_HASH = base64.b64encode(hashlib.sha256(_CSS.encode()).digest()).decode()
-_PAGE = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Diamond</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<main>
-<h1><svg viewBox="0 0 24 24" aria-hidden="true"><path d="M6 4h12l4 6-10 11L2 10z M2 10h20 M8.5 10 12 21l3.5-11"/></svg>
-Diamond is running</h1>
-<p>Version {escape(diamond.__version__)}. Train any model, with any dataset, on any machine.</p>
-<h2>Launch something</h2>
-<pre tabindex="0" aria-label="Commands to launch a task"><code>echo 'run: echo hello from $HOSTNAME' &gt; task.yaml
-diamond launch task.yaml
-diamond logs -f</code></pre>
-<h2>See how it stands</h2>
-<pre tabindex="0" aria-label="Commands to look at tasks"><code>diamond ps
-diamond queue</code></pre>
-<p>For programs: <a href="/openapi.json">the API, as OpenAPI</a>.</p>
-</main>
-</body>
-</html>
-"""
-_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; style-src 'sha256-{_CSS_HASH}'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-}
+router = page_router()
 
 
-@router.head("/")
-@router.get("/")
-async def landing() -> Response:
-    return HTMLResponse(_PAGE, headers=_HEADERS)
+@router.api_route("/", methods=["GET", "HEAD"])
+async def landing(request: Request) -> Response:
+    if await _is_signed_in(request):
+        return to(HOME_PAGE)
+    return show(request, "landing.html", home=HOME_PAGE, **await run_in_threadpool(_offered, request))
+
+
+def _offered(request: Request) -> dict[str, Any]:
+    """The ways in, as the sign-in page has them."""
+    url = settings_of(request).public_url or str(request.base_url).rstrip("/")
+    if not settings_of(request).multi_user:
+        return {"url": url, "setup": False, "providers": [], "local": False}
+    ctx = ctx_of(request)
+    return {
+        "url": url,
+        "setup": accounts.setup_needed(ctx),
+        "providers": federation.providers(ctx),
+        "local": accounts.offers_passwords(ctx),
+    }
+
+
+async def _is_signed_in(request: Request) -> bool:
+    if not auth.session_cookie(request):
+        return False
+    try:
+        found = await request.app.state.runtime.authenticator.identify(request)
+    except DiamondError:
+        return False
+    return bool(found.user_id)

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -148,6 +149,42 @@ def test_delete_and_total(tmp_path: Path) -> None:
         store.open(DIGEST)
 
 
+def test_set_aside_unless_claimed(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    assert store.claim([DIGEST]) == [DIGEST] and store.set_aside(DIGEST, time.time()) is None
+    store.put_bytes(DIGEST, DATA)
+    long_ago = time.time() - 100_000
+    assert store.set_aside(DIGEST, long_ago) is None and store.has(DIGEST), "it came later"
+    os.utime(store.path(DIGEST), (long_ago, long_ago))
+    claims: list[Callable[[], object]] = [
+        lambda: store.claim([DIGEST]),
+        lambda: store.put_bytes(DIGEST, DATA),
+        lambda: store.put_chunk(DIGEST, SIZE, 0, [DATA]),
+        lambda: store.put_chunk(DIGEST, SIZE, 0, [DATA], "other", to_prove=True),
+    ]
+    for claim in claims:
+        claim()
+        assert store.set_aside(DIGEST, time.time() - 60) is None and store.has(DIGEST)
+        os.utime(store.path(DIGEST), (long_ago, long_ago))
+    assert store.set_aside(DIGEST, time.time() - 60) == SIZE
+    assert not store.has(DIGEST)
+    assert store.set_aside(DIGEST, time.time() - 60) == SIZE, "again, by one that was killed before it went on"
+    store.put_bytes(DIGEST, DATA)  # sent again meanwhile
+    store.discard(DIGEST)
+    store.discard(DIGEST)
+    assert content(store, DIGEST) == DATA
+    assert files(tmp_path) == [blob_file(DIGEST)]
+
+
+def test_what_was_set_aside_and_forgotten_is_swept(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.put_bytes(DIGEST, DATA)
+    os.utime(store.path(DIGEST), (1000, 1000))
+    assert store.set_aside(DIGEST, 2000) == SIZE
+    assert store.sweep_partials(60) == 1
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "digest", ["", DIGEST[7:], DIGEST + "\n", "sha256:../../" + "a" * 58, DIGEST.upper(), "sha512:" + "a" * 64]
 )
@@ -189,7 +226,7 @@ def test_only_abandoned_uploads_are_swept(tmp_path: Path) -> None:
 def test_an_upload_in_use_is_not_swept(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     store.put_chunk(DIGEST, SIZE, 0, [DATA[:10]])
-    with store._held(DIGEST):
+    with store._held(store._partial_path(DIGEST, "")):
         assert store.sweep_partials(-1) == 0
     assert store.partial_size(DIGEST) == 10
 
@@ -365,3 +402,32 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     filler.unlink()
     assert store.put_chunk(digest, len(data), 0, pieces(data, 50_000)) == PutResult(len(data), True)
     assert content(store, digest) == data
+
+
+def test_senders_have_nothing_to_do_with_each_other(tmp_path: Path) -> None:
+    """Nobody finishes, spoils, or learns the length of what another began."""
+    store = BlobStore(tmp_path)
+    assert store.put_chunk(DIGEST, SIZE, 0, [DATA[:-1]], "usr_1") == PutResult(SIZE - 1, False)
+    assert store.partial_size(DIGEST, "usr_2") == store.unfinished_bytes("usr_2") == 0
+    assert store.put_chunk(DIGEST, SIZE, SIZE - 1, [DATA[-1:]], "usr_2", to_prove=True) == PutResult(0, False)
+    with pytest.raises(DigestMismatch):
+        store.put_chunk(DIGEST, SIZE, 0, [b"?" * SIZE], "usr_2", to_prove=True)
+    assert store.unfinished_bytes("usr_1") == SIZE - 1
+    assert store.put_chunk(DIGEST, SIZE, SIZE - 1, [DATA[-1:]], "usr_1").complete
+    with pytest.raises(ValueError, match="not a sender"):
+        store.put_chunk(DIGEST, SIZE, 0, [DATA], "../x")
+
+
+def test_what_is_here_has_to_be_sent_whole_to_prove_it(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    store.put_bytes(DIGEST, DATA)
+    before = store.path(DIGEST).stat()
+    assert store.put_chunk(DIGEST, SIZE, 0, [], "usr_1") == PutResult(SIZE, True), "who need not prove it"
+    assert store.put_chunk(DIGEST, SIZE, 0, [DATA[:10]], "usr_1", to_prove=True) == PutResult(10, False)
+    with pytest.raises(DigestMismatch):
+        store.put_chunk(DIGEST, 10, 0, [], "usr_1", to_prove=True)  # a shorter one is another
+    assert store.put_chunk(DIGEST, SIZE, 0, [DATA[:10]], "usr_1", to_prove=True) == PutResult(10, False)
+    assert store.put_chunk(DIGEST, SIZE, 10, [DATA[10:]], "usr_1", to_prove=True) == PutResult(SIZE, True)
+    after = store.path(DIGEST).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), "kept once, untouched"
+    assert files(tmp_path) == [blob_file(DIGEST)]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from diamond.server.store import series
-from diamond.server.store.series import Curve, CurvePoint, Ingested, SeriesInfo
+from diamond.server.store.curves import MAX_GAPS, Curve, CurvePoint
+from diamond.server.store.series import Ingested, SeriesInfo
 from testing.stores import JOB, Stores, losses
 
 # numpy brings threads of its own; the children here use none of them.
@@ -148,6 +149,15 @@ def test_values_that_are_not_finite_are_counted_apart(stores: Stores) -> None:
     assert stores.series.curve(JOB, "nan", max_points=2).points == []
 
 
+def test_gaps_say_where_values_were_no_numbers(stores: Stores) -> None:
+    stores.log(*({"step": step, "loss": "NaN" if step in (3, 4, 7) else 1.0} for step in (*range(6), 9, 8, 7, 6)))
+    curve = stores.series.curve(JOB, "loss")
+    assert curve.gaps == ((3.0, 4.0), (7.0, 7.0)), "in order of x, whatever the order they came in"
+    assert stores.series.curve(JOB, "loss", x_min=4, x_max=6).gaps == ((4.0, 4.0),)
+    stores.log(*({"step": step, "odd": "Infinity" if step % 2 else 1.0} for step in range(4 * MAX_GAPS)))
+    assert len(stores.series.curve(JOB, "odd").gaps) == MAX_GAPS
+
+
 def test_one_spike_in_a_million_survives_and_is_fast(stores: Stores) -> None:
     count, spike = 1_000_000, 777_777
     lines = [b'{"step":%d,"t":%d,"loss":0.5}\n' % (step, step) for step in range(count)]
@@ -238,8 +248,6 @@ def test_delete(stores: Stores) -> None:
     stores.series.delete(JOB)
     stores.series.delete(JOB)
     assert not stores.folder().exists()
-    assert stores.series.keys(JOB) == []
-    stores.series.ingest(JOB, "metrics")
     assert len(stores.values("loss")) == 3, "the streams still have it"
 
 
@@ -272,3 +280,29 @@ def test_a_hole_in_the_stream_costs_the_lines_in_it(tmp_path: Path, segment_byte
     steps = [step for step in range(10, 40) if (step - 9) * 25 <= begin or (step - 10) * 25 > end]
     assert stores.series.ingest(JOB, "metrics").dropped == 1
     assert stores.values("loss") == [(step, step) for step in steps]
+
+
+def test_whoever_looks_sees_what_has_gathered(stores: Stores) -> None:
+    stores.write(*losses(3))
+    stores.write({"t": 1.0, "sys/cpu": 5.0}, stream="util")
+    stores.series.gather(JOB, "metrics", 0, stores.streams.size(JOB, "metrics"))
+    assert not stores.folder().exists(), "little has gathered: nothing was done for it"
+    assert [(info.key, info.count) for info in stores.series.keys(JOB)] == [("loss", 3), ("sys/cpu", 1)]
+    stores.write(*losses(2, start=3))
+    assert len(stores.values("loss")) == 5
+    stores.write("broken")
+    assert stores.series.dropped(JOB) == {"metrics": 1, "util": 0}
+
+
+def test_much_that_gathers_is_taken_in_by_whoever_brings_it(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "_GATHERED_BYTES", 500)
+    taken = []
+    real = stores.series.ingest
+    monkeypatch.setattr(stores.series, "ingest", lambda *which: taken.append(real(*which)))
+    for step in range(100):
+        begin = stores.streams.size(JOB, "metrics")
+        stores.write(*losses(1, start=step))
+        stores.series.gather(JOB, "metrics", begin, stores.streams.size(JOB, "metrics"))
+    assert len(taken) == stores.streams.size(JOB, "metrics") // 500
+    assert sum(one.points for one in taken) > 80
+    assert len(stores.values("loss")) == 100

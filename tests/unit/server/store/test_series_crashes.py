@@ -131,7 +131,7 @@ def test_a_full_disk_shows_nothing_half(stores: Stores, monkeypatch: pytest.Monk
                 break
             except StorageFull:
                 pass
-        assert len(stores.values("loss")) == 10
+            assert len(stores.values("loss")) == 10
     assert fits > 1000
     assert stores.values("loss") == [(step, step / 8) for step in range(100)]
 

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from diamond.core.errors import DiamondError
-from diamond.server.api.answers import dumps
+from diamond.server.plain import dumps
 
 HEARTBEAT_S = 15.0
 HEARTBEAT = b": still here\n\n"
