@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from diamond import __version__
 from diamond.cli import render
+from diamond.cli.endpoints import no_endpoints
 from diamond.cli.session import emit, leave
 from diamond.cli.startup import skip_httpx_cli
 from diamond.core.endpoints import Endpoint
@@ -140,9 +141,11 @@ def _service(home: Home) -> Iterator[Finding]:
         try:
             health = client.health(retries=0)
         except DiamondError as error:
-            yield Finding(name="server", status="fail", detail=error.message, mend="start it: diamond up -d")
+            # Whoever signed in has an account at a server that somebody operates; `up` would start another.
+            mend = "its operator knows" if config.user else "start it: diamond up -d"
+            yield Finding(name="server", status="fail", detail=error.message, mend=mend)
             parts = urlsplit(config.url)
-            if parts.hostname in ("127.0.0.1", "localhost"):
+            if parts.hostname in ("127.0.0.1", "localhost") and not config.user:
                 yield _port(parts.port or DEFAULT_PORT)
             return
         yield Finding(name="server", status="ok", detail=f"{client.url} answers")
@@ -205,7 +208,7 @@ def _endpoints(client: Client) -> Iterator[Finding]:
             name="endpoints",
             status="warn",
             detail="none; tasks have nowhere to run",
-            mend="diamond up, or diamond endpoint create",
+            mend=no_endpoints(client),
         )
     for each in found:
         local = each.name == "local"

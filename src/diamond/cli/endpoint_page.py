@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from diamond.cli import render
 from diamond.cli.session import program
-from diamond.core import clusters
-from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage, FileSystem, Partition
+from diamond.core import clusters, endpoint_words
+from diamond.core.endpoints import Endpoint, EndpointUsage, FileSystem, Partition
 
 _ACCESS = {
     "code": "its agent has not enrolled yet",
@@ -27,8 +27,10 @@ def print_page(endpoint: Endpoint) -> None:
         print(f"  {_away(endpoint)}")
     access = _ACCESS.get(endpoint.access, "")
     again = f"; a line to paste there: {program()} endpoint enroll {render.clean(endpoint.name)}"
-    rows = [("access", access and access + again)]
-    rows += _about(endpoint, facts) if facts else []
+    rows = [("owner", "" if endpoint.is_mine else render.clean(endpoint.owner))]
+    rows += [("shared with", ", ".join(render.clean(name) for name in endpoint.shared_with))]
+    rows += [("access", access and access + again)]
+    rows += _about(endpoint)
     rows += _in_use(endpoint, usage) if usage else []
     _print_rows(rows)
     if facts and facts.partitions:
@@ -52,70 +54,14 @@ def _away(endpoint: Endpoint) -> str:
     return f"its agent was last heard of {render.ago(endpoint.last_seen_at)}"
 
 
-def _about(endpoint: Endpoint, facts: EndpointFacts) -> list[tuple[str, str]]:
-    # The scheduler inside the agent has the agent's version.
-    version = "" if facts.scheduler == "local" else facts.scheduler_version
+def _about(endpoint: Endpoint) -> list[tuple[str, str]]:
+    """In the words pages have; the site stands above them."""
     seen = f", heard of {render.ago(endpoint.last_seen_at)}" if endpoint.online and endpoint.last_seen_at else ""
-    accounts = [f"{name} (default)" if name == facts.default_account else name for name in facts.accounts]
     return [
-        ("scheduler", f"{facts.scheduler} {version}".strip()),
-        ("host", f"{facts.os_user}@{facts.hostname}" if facts.hostname else facts.os_user),
-        ("agent", f"{facts.agent_version}, Python {facts.python}{seen}" if facts.agent_version else ""),
-        ("size", _size(facts)),
-        ("gpus", _gpus(facts)),
-        ("accounts", ", ".join(accounts)),
-        ("qos", ", ".join(facts.qos)),
-        ("containers", ", ".join(facts.runtimes) or "none found"),
-        ("images", _images(facts)),
-        *_not_used(facts),
-        ("shells", "" if facts.allows_shells else "not allowed"),
-        ("walltime", f"at most {render.written_duration(facts.max_walltime_s)}" if facts.max_walltime_s else ""),
-        ("jobs in", facts.run_root),
+        (name.lower(), value + (seen if name == "Agent" else ""))
+        for name, value in endpoint_words.about(endpoint)
+        if name not in ("Site", "Organisation")
     ]
-
-
-def _images(facts: EndpointFacts) -> str:
-    """How images are made there, and what they take."""
-    if not facts.builders or facts.builds in ("", "off"):
-        return "not built there" if facts.builds == "off" or facts.architecture else ""
-    where = {"login": " on the login node", "batch": " as batch jobs"}.get(facts.builds, "")
-    text = f"built with {', '.join(facts.builders)}{where}"
-    if facts.image_bytes or facts.layer_bytes:
-        text += f"; {render.size(facts.image_bytes)}, and {render.size(facts.layer_bytes)} of kept steps"
-    return text + (f", in {facts.image_root}" if facts.image_root else "")
-
-
-def _not_used(facts: EndpointFacts) -> list[tuple[str, str]]:
-    """Why what is there makes no images. Of programs that are not there, only where nothing else makes any."""
-    if facts.builds == "off":
-        return []  # by a rule, which is shown
-    present = {name.split(" ")[0] for name in facts.runtimes} | {"venv"}
-    told = [
-        f"{name}: {problem}"
-        for name, problem in facts.builder_problems.items()
-        if name in present or not facts.builders
-    ]
-    return [("" if number else "not with", text) for number, text in enumerate(told)]
-
-
-def _size(facts: EndpointFacts) -> str:
-    memory = f" and {render.amount(facts.mem_bytes_per_node)}" if facts.mem_bytes_per_node else ""
-    if not facts.partitions:
-        return f"{render.count(facts.nodes, 'node')} with {render.count(facts.cpus_per_node, 'core')}{memory}"
-    found = clusters.of_endpoint(facts)
-    down = f", {found.nodes - found.usable_nodes} down" if found.usable_nodes < found.nodes else ""
-    most = f"the largest with {render.count(facts.cpus_per_node, 'core')}{memory}"
-    return f"{render.count(found.nodes, 'node')}{down}; {render.count(found.cpus, 'core')}; {most}"
-
-
-def _gpus(facts: EndpointFacts) -> str:
-    if facts.partitions:
-        return _models(clusters.of_endpoint(facts).gpus) or "none"
-    texts = [
-        f"{gpu.count} × {gpu.model}" + (f" {render.size(gpu.mem_bytes)}" if gpu.mem_bytes else "")
-        for gpu in facts.gpus_per_node
-    ]
-    return ", ".join(texts) or "none"
 
 
 def _in_use(endpoint: Endpoint, usage: EndpointUsage) -> list[tuple[str, str]]:
@@ -128,8 +74,19 @@ def _in_use(endpoint: Endpoint, usage: EndpointUsage) -> list[tuple[str, str]]:
         ("as of", render.ago(usage.at) if usage.at else ""),
         ("cores used", f"{usage.cpus_used} of {whole.cpus}{busy}"),
         ("gpus used", ", ".join(gpus)),
+        *_free_nodes(endpoint, usage),
         ("jobs", f"{usage.jobs_running} running, {usage.jobs_queued} queued"),
         ("disk free", disk if usage.disk_total_bytes else ""),
+    ]
+
+
+def _free_nodes(endpoint: Endpoint, usage: EndpointUsage) -> list[tuple[str, str]]:
+    """A row for each kind of GPU; the scheduler is not asked for every heartbeat, so the first says when it was."""
+    found = endpoint_words.free_nodes(endpoint)
+    asked = f" ({render.ago(usage.nodes_at)})" if usage.nodes_at else ""
+    return [
+        ("" if number else "free nodes", f"{one.kind or 'without GPUs'}: {one.words}{'' if number else asked}")
+        for number, one in enumerate(found)
     ]
 
 
@@ -149,7 +106,7 @@ def _partitions(partitions: Sequence[Partition]) -> None:
                 render.clean(one.name) + ("*" if one.is_default else ""),
                 "up" if one.is_up else "down",
                 f"{found.usable_nodes}/{found.nodes}",
-                render.clean(_models(found.gpus)),
+                render.clean(endpoint_words.models(found.gpus)),
                 _span([str(n) for n in sorted({group.cpus for group in one.groups} - {0})]),
                 _span([render.amount(n) for n in sorted({group.mem_bytes for group in one.groups} - {0})]),
                 _time(one.max_walltime_s) or "no limit",
@@ -206,10 +163,6 @@ def _quota(each: FileSystem) -> str:
         return ""
     percent = 100 * each.quota_used_bytes / each.quota_bytes
     return f"{render.size(each.quota_used_bytes)} of {render.amount(each.quota_bytes)} ({percent:.0f} %)"
-
-
-def _models(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number} × {model}" for model, number in sorted(counts.items()) if number)
 
 
 def _span(texts: Sequence[str]) -> str:

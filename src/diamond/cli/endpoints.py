@@ -5,22 +5,26 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diamond.cli import endpoint_page, render
-from diamond.cli.session import connect, emit, say
+from diamond.cli.session import connect, emit, program, say
 from diamond.core import clusters
 from diamond.core.endpoints import Endpoint, EndpointFacts, QueueEntry
+
+if TYPE_CHECKING:
+    from diamond.sdk.client import Client
 
 
 def ls(*, as_json: bool) -> None:
     with connect() as client:
         found = client.endpoints.list()
+        advice = "" if found or as_json else no_endpoints(client)
     if as_json:
         emit({"endpoints": found})
         return
     if not found:
-        say("No endpoints. `diamond up` makes this machine one; `diamond endpoint create NAME` registers a cluster.")
+        say(f"No endpoints. {advice}")
         return
     rows = []
     for each in found:
@@ -48,6 +52,13 @@ def ls(*, as_json: bool) -> None:
     )
 
 
+def no_endpoints(client: Client) -> str:
+    """What brings in a first endpoint. A server with accounts has none of its own."""
+    if client.accounts.sign_in_methods().multi_user:
+        return f"{program()} endpoint create NAME registers a cluster; or have one shared with a project of yours"
+    return f"{program()} up makes this machine one; {program()} endpoint create NAME registers a cluster"
+
+
 def _gpu_text(endpoint: Endpoint) -> str:
     """``3/4 a100``: in use, of those there are."""
     if not endpoint.facts:
@@ -69,12 +80,13 @@ def show(name: str, *, as_json: bool) -> None:
 def gpus(*, as_json: bool) -> None:
     with connect() as client:
         found = client.endpoints.list()
+        advice = "" if found or as_json else no_endpoints(client)
     entries = [entry for each in found if each.facts for entry in _gpu_entries(each, each.facts)]
     if as_json:
         emit({"gpus": entries})
         return
     if not entries:
-        say("No endpoint has GPUs." if found else "No endpoints yet; start with: diamond up")
+        say("No endpoint has GPUs." if found else f"No endpoints yet. {advice}")
         return
     rows = [
         (
@@ -144,7 +156,8 @@ def queue(endpoint: str | None, *, as_json: bool) -> None:
     columns = {
         ">#": [str(place) for place in range(1, len(found) + 1)],
         "TASK": [entry.task_id for entry in found],
-        "NAME": [render.clean(entry.task_name) for entry in found],
+        "NAME": [render.clean(entry.task_name) or "(another's)" for entry in found],
+        "OWNER": [render.clean(entry.owner) for entry in found],
         "ENDPOINT": [render.clean(entry.endpoint) for entry in found],
         "PARTITION": [render.clean(entry.partition) for entry in found],
         "STATE": [render.clean(entry.state) for entry in found],
@@ -160,6 +173,7 @@ def queue(endpoint: str | None, *, as_json: bool) -> None:
     in_lines = sys.stdout.isatty()
     empty = {"WHY"} if in_lines else set()
     empty |= {"PARTITION"} if not any(columns["PARTITION"]) else set()
+    empty |= {"OWNER"} if len({entry.owner for entry in found}) == 1 else set()  # all one's own
     shown = {head: column for head, column in columns.items() if head not in empty}
     render.print_table(
         list(shown),

@@ -89,8 +89,8 @@ def _warnings(made: Enrolment, url: str) -> list[str]:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found.append(
             f"{url} means the machine it is used on, so a cluster cannot reach it. Start the server where the cluster "
-            f"can: `diamond up --tls --host 0.0.0.0` with DIAMOND_PUBLIC_URL=https://THIS-HOST:{port}, then "
-            f"`diamond endpoint enroll {made.endpoint}`; or keep a tunnel open: ssh -R {port}:127.0.0.1:{port} "
+            f"can: `diamond serve --multi-user --tls --host 0.0.0.0` with DIAMOND_PUBLIC_URL=https://THIS-HOST:{port}, "
+            f"then `diamond endpoint enroll {made.endpoint}`; or keep a tunnel open: ssh -R {port}:127.0.0.1:{port} "
             "LOGIN-NODE"
         )
     elif parts.scheme == "http":

@@ -129,14 +129,16 @@ def test(ref: str, command: str | None, *, infra: str | None, as_json: bool) -> 
         leave(live.follow(client, task, as_json=as_json))
 
 
-def share(ref: str, chosen: list[str], *, as_json: bool) -> None:
+def share(ref: str, chosen: list[str], project: str | None = None, *, as_json: bool) -> None:
     if len(chosen) != 1:
         if not chosen:
-            raise InvalidInput("say who may use it", hint="give --private, --project or --public", field="--public")
+            raise InvalidInput(
+                "say who may use it", hint="give --private, --project NAME or --public", field="--public"
+            )
         both = " and ".join(f"--{name}" for name in chosen)
         raise InvalidInput(f"{both} exclude each other", hint="give one of them", field=f"--{chosen[-1]}")
     with connect() as client:
-        image = client.images.share(ref, chosen[0])
+        image = client.images.share(ref, chosen[0], project=project)
     if as_json:
         emit(image)
         return
@@ -144,7 +146,8 @@ def share(ref: str, chosen: list[str], *, as_json: bool) -> None:
     if chosen[0] == "private":
         print(f"{name} is for you alone")
         return
-    who = {"project": "the members of your project", "public": "every user of this server"}[chosen[0]]
+    members = f"the members of project {render.clean(image.project)}"
+    who = {"project": members, "public": "every user of this server"}[chosen[0]]
     print(f"{name} can be used by {who} as {render.clean(image.owner)}/{name}")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diamond.cli import render
+from diamond.cli import browser, render
 from diamond.cli import spec as spec_text
 from diamond.cli.session import connect, emit, leave, program, say, task_json
 from diamond.core.codec import encode
@@ -31,6 +31,7 @@ class Changes:
     """What the command line says instead of the file. None: as in the file."""
 
     name: str | None = None
+    project: str | None = None
     workdir: str | None = None
     num_nodes: int | None = None
     ranks_per_node: int | None = None
@@ -47,9 +48,10 @@ class Changes:
     constraint: str | None = None
     reservation: str | None = None
     time: str | None = None
+    secret: tuple[str, ...] = ()
 
     def applied(self, raw: dict[str, Any]) -> dict[str, Any]:
-        top = ("name", "num_nodes", "ranks_per_node", "max_duration", "priority")
+        top = ("name", "project", "num_nodes", "ranks_per_node", "max_duration", "priority")
         found = dict(raw) | {key: value for key in top if (value := getattr(self, key)) is not None}
         if self.workdir is not None:
             found["workdir"] = os.path.abspath(os.path.expanduser(self.workdir))
@@ -65,14 +67,35 @@ class Changes:
         slurm = found.get("slurm") or {}
         if said and isinstance(slurm, dict):
             found["slurm"] = {**slurm, **said}
+        if self.secret:
+            found["secrets"] = _with_secrets(found.get("secrets"), self.secret)
         return found
 
     def option_for(self, field: str) -> str:
         """The option that gave a field of the spec its value; empty when it stands in the file."""
+        top, _, variable = field.partition(".")
+        if top == "secrets" and (variable in _by_variable(self.secret) if variable else self.secret):
+            return "--secret"
         name = field.removeprefix("resources.").removeprefix("slurm.")
         name = {"accelerators": "gpus"}.get(name, name)
-        given = name in type(self).__dataclass_fields__ and getattr(self, name) is not None
+        given = name in type(self).__dataclass_fields__ and getattr(self, name) not in (None, ())
         return f"--{name.removesuffix('_id').replace('_', '-')}" if given else ""
+
+
+def _by_variable(options: Iterable[str]) -> dict[str, str]:
+    """``NAME`` or ``VARIABLE=NAME``, as the file's ``secrets:`` would say it."""
+    parted = (option.partition("=") for option in options)
+    return {variable: name if equals else variable for variable, equals, name in parted}
+
+
+def _with_secrets(raw: object, options: tuple[str, ...]) -> object:
+    """The file's secrets in any of their forms, and those of the command line; nonsense stays for the parser."""
+    names = [raw] if isinstance(raw, str) else raw
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return {**{name: name for name in names}, **_by_variable(options)}
+    if names is None or isinstance(names, dict):
+        return {**(names or {}), **_by_variable(options)}
+    return raw
 
 
 def launch(
@@ -83,6 +106,7 @@ def launch(
     detach: bool,
     dry_run: bool,
     as_json: bool,
+    show_page: bool = False,
 ) -> None:
     spec = read(file, env, changes)
     with connect(patient=True) as client:
@@ -95,11 +119,16 @@ def launch(
             return
         with progress_bar("Reading files") as scanning, progress_bar("Uploading") as sending:
             task = client.tasks.create(spec, progress=sending, scan_progress=scanning)
+        for warning in task.warnings:
+            say(f"Note: {render.clean(warning)}")
+        if show_page:
+            browser.open_page(browser.task_page(client.url, task.id))
         if detach:
             emit(task_json(task)) if as_json else _launched(client, task.id, task.name)
             return
         if not as_json:
             say(f"Launched {render.clean(task.name)} ({task.id})")
+            say(f"  its page: {browser.task_page(client.url, task.id)}")
         from diamond.cli import live
 
         leave(live.follow(client, task, as_json=as_json))
@@ -207,6 +236,7 @@ def _launched(client: Client, task_id: str, name: str) -> None:
     say(f"Launched {render.clean(name)}.")
     say(f"  follow it:  {program()} logs -f {task_id}")
     say(f"  stop it:    {program()} stop {task_id}")
+    say(f"  its page:   {browser.task_page(client.url, task_id)}")
 
 
 def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
@@ -243,6 +273,8 @@ def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
         limit = render.written_duration(plan.get("time_limit_s") or 0)
         print(f"  - one job may run for {limit} there, less than max_duration: about {jobs} jobs, one after the other.")
         print("    Save your state when warned (SIGUSR1), and exit with code 85 to go on in the next")
+    for warning in plan.get("warnings") or ():
+        print(f"  - note: {render.clean(warning)}")
     for name, why in (plan.get("others") or {}).items():
         print(f"  - not {render.clean(name)}: {render.clean(why)}")
 

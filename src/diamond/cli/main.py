@@ -17,16 +17,32 @@ from typer.core import TyperGroup
 from diamond import __version__
 
 SECTIONS = {
-    "Tasks": ("launch", "import", "ps", "show", "logs", "exec", "ssh", "stop", "queue", "events"),
+    "Tasks": (
+        "launch",
+        "import",
+        "ps",
+        "show",
+        "logs",
+        "exec",
+        "ssh",
+        "stop",
+        "rerun",
+        "rm",
+        "queue",
+        "events",
+        "task",
+        "template",
+    ),
     "Results": ("outputs", "cp", "metrics"),
-    "Environments": ("image",),
+    "Environments": ("image", "secret"),
     "Machines": ("gpus", "endpoint", "agent"),
+    "People": ("login", "logout", "whoami", "token", "session", "user", "notify", "audit", "quota", "project"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
 }
 
 
 # An error about an option or argument (--state, TASK) is wrong usage; one about a field of a file or the server is not.
-_WORD_OF_COMMAND = re.compile(r"--[a-z-]*|TASK|TASK:PATH|FILE|IMAGE")
+_WORD_OF_COMMAND = re.compile(r"--[a-z-]*|TASK|TASK:PATH|FILE|IMAGE|URL|CHANNEL|TARGET|RULE|KIND|NAME")
 
 
 class Group(TyperGroup):
@@ -71,13 +87,30 @@ def _root(
 
 def build() -> typer.Typer:
     """The application with all its commands."""
-    from diamond.cli import parse_images, parse_service, parse_shells, parse_tasks
+    from diamond.cli import (
+        parse_accounts,
+        parse_images,
+        parse_projects,
+        parse_quotas,
+        parse_secrets,
+        parse_service,
+        parse_shells,
+        parse_tasks,
+        parse_templates,
+        parse_trust,
+    )
     from diamond.cli.usage import Command
 
     if not app.registered_commands:
         parse_tasks.register(app)
         parse_shells.register(app)
         parse_images.register(app)
+        parse_secrets.register(app)
+        parse_templates.register(app)
+        parse_accounts.register(app)
+        parse_projects.register(app)
+        parse_trust.register(app)
+        parse_quotas.register(app)
         parse_service.register(app)
         for each in (app, *(group.typer_instance for group in app.registered_groups)):
             for command in each.registered_commands if each else ():

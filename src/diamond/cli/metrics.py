@@ -40,6 +40,7 @@ def metrics(ref: str | None, key: str | None, *, attempt: int | None, util: bool
         if not shown:
             say(f"{render.clean(task.name)} has logged no metrics" + ("." if task.state.is_final else " yet."))
             say("Log them from the training script:  import diamond.train; diamond.train.log(step=1, loss=0.5)")
+            say("or say in the task file where they stand in what it prints:  curves: ['loss: {loss}']")
             if found:
                 say("What the agent measured: diamond metrics --util " + task.id)
             return

@@ -145,15 +145,17 @@ def run_test(
 def share(
     image: Ref,
     private: Annotated[bool, typer.Option("--private", help="For you alone.")] = False,
-    project: Annotated[bool, typer.Option("--project", help="For the members of your project.")] = False,
+    project: Annotated[
+        str | None, typer.Option("--project", metavar="NAME", help="For the members of this project.")
+    ] = None,
     public: Annotated[bool, typer.Option("--public", help="For every user of this server.")] = False,
     json: Annotated[bool, _json("the Image")] = False,
 ) -> None:
     """Say who may use an image. Others can use it, not change it."""
     from diamond.cli import images as act
 
-    chosen = [name for name, given in (("private", private), ("project", project), ("public", public)) if given]
-    act.share(image, chosen, as_json=json)
+    given = (("private", private), ("project", project is not None), ("public", public))
+    act.share(image, [name for name, is_given in given if is_given], project, as_json=json)
 
 
 @image_app.command("copy")

@@ -29,6 +29,13 @@ Tls = Annotated[
     bool | None,
     typer.Option("--tls/--no-tls", help="Speak HTTPS, with DIAMOND_TLS_CERT or a certificate of its own."),
 ]
+MultiUser = Annotated[
+    bool | None,
+    typer.Option(
+        "--multi-user/--single-user",
+        help="Accounts and sign-in for many people; left out: DIAMOND_MULTI_USER, else one user on this machine.",
+    ),
+]
 AgentHome = Annotated[Path | None, typer.Option("--home", help="Folder of the agent.")]
 AgentName = Annotated[str | None, typer.Option("--name", help="The endpoint, where several are enrolled here.")]
 Via = Annotated[str, typer.Option("--via", help="How to keep it running: auto, systemd, cron, tmux or plain.")]
@@ -299,12 +306,20 @@ def down(json: Json = False) -> None:
 
 
 def serve(
-    host: Host = None, port: Port = None, database_url: Database = None, tls: Tls = None, json: Json = False
+    host: Host = None,
+    port: Port = None,
+    database_url: Database = None,
+    tls: Tls = None,
+    multi_user: MultiUser = None,
+    json: Json = False,
 ) -> None:
-    """Run the server alone, in the foreground."""
+    """Run the server alone, in the foreground.
+
+    With --multi-user it prints, until there is an administrator, a code that makes the first one.
+    """
     from diamond.cli import serve as act
 
-    act.serve(act.Where(host=host, port=port, database_url=database_url, tls=tls))
+    act.serve(act.Where(host=host, port=port, database_url=database_url, tls=tls, multi_user=multi_user))
 
 
 def backup(

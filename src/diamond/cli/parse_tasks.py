@@ -10,7 +10,7 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Ref = Annotated[
     str | None,
-    typer.Argument(metavar="[TASK]", help="Id, beginning of an id, or name (its newest task). Left out: the newest."),
+    typer.Argument(metavar="[TASK]", help="Id, beginning of an id, or name (its newest task). Left out: your newest."),
 ]
 Attempt = Annotated[int | None, typer.Option("--attempt", min=1, help="Which attempt; the newest when left out.")]
 
@@ -26,8 +26,18 @@ def launch(
             help="Set a variable; repeatable. K alone takes the value from your environment.",
         ),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option("--secret", metavar="NAME", help="Give it a secret, as NAME or VARIABLE=NAME; repeatable."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not follow the task.")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Open its page in a browser, where there is a desktop.")
+    ] = False,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the task.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Project it is in; left out: DIAMOND_PROJECT, else your own.")
+    ] = None,
     infra: Annotated[str | None, typer.Option("--infra", help="Endpoint to run on.")] = None,
     num_nodes: Annotated[int | None, typer.Option("--num-nodes", help="Number of nodes.")] = None,
     ranks_per_node: Annotated[
@@ -58,6 +68,7 @@ def launch(
 
     changes = act.Changes(
         name=name,
+        project=project,
         workdir=workdir,
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
@@ -74,8 +85,9 @@ def launch(
         constraint=constraint,
         reservation=reservation,
         time=time,
+        secret=tuple(secret or ()),
     )
-    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, as_json=json)
+    act.launch(file, env or [], changes, detach=detach, dry_run=dry_run, as_json=json, show_page=open_page)
 
 
 def import_(
@@ -101,12 +113,22 @@ def ps(
     name: Annotated[str | None, typer.Option("--name", "-n", help="Only tasks of this name.")] = None,
     images: Annotated[bool, typer.Option("--images", help="Also those that build and move images.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 50,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Everybody's in this project. [default: DIAMOND_PROJECT]")
+    ] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Only your own, whatever DIAMOND_PROJECT says.")] = False,
+    owner: Annotated[str | None, typer.Option("--owner", help="Those of this user that you may see.")] = None,
+    everybody: Annotated[bool, typer.Option("--everybody", help="Who runs what where. For administrators.")] = False,
     json: Json = False,
 ) -> None:
     """List tasks."""
     from diamond.cli import tasks as act
 
-    act.ps(everything=all_, states=state or [], name=name, images=images, limit=limit, as_json=json)
+    if everybody:
+        act.ps_everybody(as_json=json)
+        return
+    whose = act.Whose(project=project, owner=owner, mine=mine)
+    act.ps(everything=all_, states=state or [], name=name, images=images, limit=limit, whose=whose, as_json=json)
 
 
 def show(task: Ref = None, json: Json = False) -> None:
@@ -138,12 +160,47 @@ def stop(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every task that has not ended.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_admin: Annotated[bool, typer.Option("--as-admin", help="Anybody's, by id. For administrators.")] = False,
     json: Json = False,
 ) -> None:
     """Stop tasks."""
     from diamond.cli import tasks as act
 
+    if as_admin:
+        act.stop_any(tasks or [], as_json=json)
+        return
     act.stop(tasks or [], everything=all_, yes=yes, as_json=json)
+
+
+def rerun(
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids, beginnings of ids, or names.")],
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of what is launched; the old one's if left out.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Launch tasks once more, as they were.
+
+    Their files are those that were uploaded then; secrets have the values of now. Does not follow them.
+    """
+    from diamond.cli import tasks as act
+
+    act.rerun(tasks, name=name, as_json=json)
+
+
+def rm(
+    tasks: Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids, beginnings of ids, or names.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove tasks that have ended, for good.
+
+    Their logs, curves, history and outputs at the server go. What they used stays counted, and what lies at their
+    endpoints stays there.
+    """
+    from diamond.cli import tasks as act
+
+    act.remove(tasks, yes=yes, as_json=json)
 
 
 def queue(
@@ -203,6 +260,6 @@ def metrics(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (launch, ps, show, logs, stop, queue, events, outputs, cp, metrics):
+    for command in (launch, ps, show, logs, stop, rerun, rm, queue, events, outputs, cp, metrics):
         app.command()(command)
     app.command("import")(import_)

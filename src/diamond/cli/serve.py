@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +19,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from diamond.cli import locks, render
+from diamond.cli import browser, locks, render
 from diamond.cli.agent import Supervisor, end_left_over_agent
 from diamond.cli.launch import progress_bar
 from diamond.cli.session import confirm, emit, leave, program, say
 from diamond.core.errors import Conflict, DiamondError, InstallationProblem, InvalidInput, Unavailable
 from diamond.core.home import DEFAULT_PORT, LOCAL_ENDPOINT, Home
+from diamond.core.tls import pin_of
 
 START_WAIT_S = 60.0
 STOP_WAIT_S = 30.0
@@ -37,6 +40,7 @@ class Where:
     port: int | None = None
     database_url: str | None = None
     tls: bool | None = None
+    multi_user: bool | None = None
 
     def options(self) -> dict[str, Any]:
         """What the options say, else the environment, else the defaults."""
@@ -46,13 +50,16 @@ class Where:
                 raise InvalidInput(f"DIAMOND_PORT is {chosen[:20]!r}", hint="set it to a port number", field="port")
             port = int(chosen) if chosen else DEFAULT_PORT
         host = self.host or os.environ.get("DIAMOND_HOST") or "127.0.0.1"
-        return {"host": host, "port": port, "database_url": self.database_url, "use_tls": self.tls}
+        return {
+            "host": host, "port": port, "database_url": self.database_url, "use_tls": self.tls,
+            "multi_user": self.multi_user,
+        }  # fmt: skip
 
     def differs_from(self, url: str) -> list[str]:
         """Options that ask for something else than the server at `url` has, as far as that can be seen."""
         here = urlsplit(url)
         found = [f"--port {self.port}"] if self.port not in (None, 0, here.port) else []
-        found += [f"--host {self.host}"] if self.host not in (None, here.hostname, "localhost", "0.0.0.0", "::") else []  # noqa: S104
+        found += [f"--host {self.host}"] if self.host not in (None, here.hostname, "localhost", "0.0.0.0", "::") else []  # noqa: S104 - compared, not bound
         found += ["--tls" if self.tls else "--no-tls"] if self.tls not in (None, here.scheme == "https") else []
         return found + (["--database-url …"] if self.database_url else [])
 
@@ -62,11 +69,21 @@ def up(*, detach: bool, where: Where, as_json: bool) -> None:
     if running := running_server(home):
         _already_running(home, running, where, as_json)
         return
+    _check_mode(where)
     _make(home)
     if detach:
         _up_detached(home, where, as_json)
     else:
         leave(_up(home, where, lambda url: _ready_text(url, as_json)))
+
+
+def _check_mode(where: Where) -> None:
+    """Say what is wrong here, and not only in the log of a server in the background."""
+    from diamond.server.main import check_mode
+    from diamond.server.settings import load_settings
+
+    chosen = where.options()
+    check_mode(load_settings(host=chosen["host"], tls=where.tls, embedded=LOCAL_ENDPOINT))
 
 
 def _make(home: Home) -> None:
@@ -119,8 +136,11 @@ def _ready_text(url: str, as_json: bool) -> None:
         emit({"url": url, "pid": os.getpid()}, line=True)
         return
     say(f"Diamond is up: {url}")
+    say(f"  in a browser:         {browser.dashboard(url)}")
     say(f"  in another terminal:  {program()} launch task.yaml")
     say(f"  Ctrl-C stops it; `{program()} up -d` runs it in the background")
+    # Beside the server, which must not wait for a browser to start.
+    threading.Thread(target=browser.open_page, args=(browser.dashboard(url),), daemon=True).start()
 
 
 def _already_running(home: Home, running: dict[str, Any], where: Where, as_json: bool) -> None:
@@ -161,8 +181,10 @@ def _up_detached(home: Home, where: Where, as_json: bool) -> None:
         emit({**found, "already_running": False})
         return
     print(f"Diamond is up: {found['url']}")
+    say(f"  in a browser: {browser.dashboard(found['url'])}")
     say(f"  process {found['pid']}, log {log}")
     say(f"  next: {program()} launch task.yaml    stop it: {program()} down")
+    browser.open_page(browser.dashboard(found["url"]))
 
 
 def server_log(home: Home) -> Path:
@@ -279,11 +301,27 @@ def down(*, as_json: bool) -> None:
 
 def serve(where: Where) -> None:
     from diamond.server.main import serve as run_server
+    from diamond.server.main import setup_text
 
     home = Home.find()
     _make(home)
     with _postgres_driver():
-        leave(run_server(home=home, **where.options(), on_ready=lambda url: say(f"Diamond: {url}")))
+        leave(
+            run_server(
+                home=home,
+                **where.options(),
+                on_ready=lambda url: _serving_text(home, url),
+                on_setup=lambda page, code: say(setup_text(page, code)),
+            )
+        )
+
+
+def _serving_text(home: Home, url: str) -> None:
+    say(f"Diamond: {url}")
+    if ca := home.own_authority():
+        # What people are asked to compare, where they sign in or enrol.
+        say(f"  its authority: {pin_of(Path(ca).read_text())}")
+        say(f"  the same:      openssl x509 -noout -fingerprint -sha256 -in {shlex.quote(ca)}")
 
 
 def backup(file: Path, *, database_url: str | None, as_json: bool) -> None:
@@ -304,6 +342,44 @@ def backup(file: Path, *, database_url: str | None, as_json: bool) -> None:
     tasks = render.count(found.tables.get("tasks", 0), "task")
     print(f"Saved {tasks} with logs, curves and files: {target} ({render.size(size_bytes)})")
     say("  It holds everything the server keeps: store it as privately as your data.")
+    if found.tables.get("secrets"):
+        say("  Secrets are in it encrypted. Their key is not: keep a copy of server/secret.keys apart from it.")
+
+
+def rotate_key(*, prune: bool, database_url: str | None, as_json: bool) -> None:
+    from diamond.server.keys import rotate
+    from diamond.server.settings import load_settings
+
+    with _postgres_driver():
+        settings = load_settings(home=Home.find().path, database_url=database_url)
+        done = rotate(settings, prune=prune, pause=_wait_for_requests)
+    if as_json:
+        emit(done)
+    else:
+        sealed = render.count(done.resealed, "value")
+        print(f"key {done.key} seals now; {sealed} sealed anew, {render.count(len(done.dropped), 'old key')} dropped")
+        for one in done.unopened:
+            say(f"  {one} cannot be opened with any key here; set it anew")
+        if done.kept and not prune:
+            say("  The key before still opens. Drop it with: diamond secret rotate-key --prune")
+    leave(1 if done.unopened else 0)
+
+
+def _wait_for_requests(seconds: float) -> None:
+    """Requests under way when the key changed may still seal with the one before."""
+    if seconds <= 0:
+        return
+    say(f"The keys were changed just now: waiting {seconds:.0f} s for requests that may use the one before …")
+    if not sys.stderr.isatty():
+        time.sleep(seconds)
+        return
+    from rich.console import Console
+
+    end = time.monotonic() + seconds
+    with Console(stderr=True, no_color=not render.use_colour(sys.stderr) or None).status("") as status:
+        while (left := end - time.monotonic()) > 0:
+            status.update(f"{left:.0f} s to go; Ctrl-C leaves the keys as they are")
+            time.sleep(min(left, 0.5))
 
 
 def restore(file: Path, *, database_url: str | None, yes: bool, as_json: bool) -> None:
@@ -329,7 +405,10 @@ def restore(file: Path, *, database_url: str | None, yes: bool, as_json: bool) -
         emit({"file": str(source), **vars(found)})
     else:
         same = " with the same --database-url" if database_url else ""
+        if found.tables.get("secrets"):
+            say("  Its secrets open only with the key they were sealed with (server/secret.keys), which is apart.")
         print(f"Restored what was saved at {render.clock(found.created_at)}. Start it with: diamond up -d{same}")
+        print(f"If it has accounts: diamond serve --multi-user{same}")
 
 
 @contextmanager

@@ -15,8 +15,9 @@ import typer
 
 from diamond.cli.render import clean, paint
 from diamond.cli.startup import skip_httpx_cli
+from diamond.core.accounts import SCOPE_FIELD
 from diamond.core.codec import encode
-from diamond.core.errors import DiamondError
+from diamond.core.errors import DiamondError, Forbidden
 from diamond.core.states import TaskState
 from diamond.core.tasks import Task
 
@@ -85,8 +86,16 @@ def show_error(error: DiamondError, *, as_json: bool) -> None:
         return
     field = f"{clean(error.field)}: " if error.field else ""
     say(f"{paint('error:', '31;1', sys.stderr)} {field}{clean(error.message)}")
-    if error.hint:
-        say(f"{paint('hint:', '2', sys.stderr)} {clean(error.hint)}")
+    if hint := _hint(error):
+        say(f"{paint('hint:', '2', sys.stderr)} {clean(hint)}")
+
+
+def _hint(error: DiamondError) -> str:
+    """What to type. A sign-in changes nothing while the environment has a token of its own."""
+    if not isinstance(error, Forbidden) or error.field != SCOPE_FIELD:
+        return error.hint
+    hint = error.hint.replace("diamond login", f"{program()} login", 1)
+    return f"the token is that of DIAMOND_TOKEN: unset it, then {hint}" if os.environ.get("DIAMOND_TOKEN") else hint
 
 
 def exit_code_of(state: TaskState) -> int:

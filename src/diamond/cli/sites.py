@@ -113,6 +113,6 @@ def _gpu(gpu: SiteGpu) -> str:
 
 
 def _gpu_in_full(gpu: SiteGpu) -> str:
-    nodes = f" on {gpu.nodes} nodes" if gpu.nodes else ""
+    nodes = f" on {render.count(gpu.nodes, 'node')}" if gpu.nodes else ""
     where = f" in {', '.join(gpu.partitions)}" if gpu.partitions else ""
     return f"{_gpu(gpu)}{nodes}{where}" + (f" with --constraint={gpu.constraint}" if gpu.constraint else "")

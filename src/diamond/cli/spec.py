@@ -21,7 +21,9 @@ def lines(spec: Mapping[str, Any], *, without: tuple[str, ...] = ()) -> Iterator
     for key, value in spec.items():
         if key in without or value is None or (key != "run" and value == default.get(key)):
             continue
-        if key == "image":
+        if key == "curves" and not value:
+            yield "curves: off"
+        elif key == "image":
             yield "image:"
             yield from (f"  {line}" for line in recipe_lines(decode(Recipe, value)))
         elif isinstance(value, dict):

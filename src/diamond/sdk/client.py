@@ -21,7 +21,16 @@ from diamond.sdk.tasks import Tasks
 from diamond.sdk.transport import API, RETRIES, START_HINT, Transport
 
 if TYPE_CHECKING:
+    from diamond.sdk.accounts import Accounts
+    from diamond.sdk.audit import Audit
     from diamond.sdk.images import Images
+    from diamond.sdk.logins import Logins
+    from diamond.sdk.notices import Notices
+    from diamond.sdk.projects import Projects
+    from diamond.sdk.quotas import Quotas
+    from diamond.sdk.secrets import Secrets
+    from diamond.sdk.templates import Templates
+    from diamond.sdk.tokens import Tokens
 
 
 class Client:
@@ -46,6 +55,15 @@ class Client:
         images: build, share, copy and remove software environments.
         endpoints: clusters and machines, and their queues.
         bundles: folders as content-addressed uploads.
+        projects: who works together, and what they share.
+        secrets: values that tasks use by name.
+        templates: tasks to begin with.
+        quotas: how much you may have, and how much you have.
+        accounts: who you are; for administrators, everybody's accounts.
+        audit: who did what, from where.
+        notices: be told of what happened, by e-mail or webhook.
+        tokens: make, list and revoke tokens of yours.
+        logins: sign in without a browser, as `diamond login` does.
 
     Raises:
         InstallationProblem: neither an address was given nor one is saved.
@@ -73,7 +91,7 @@ class Client:
         if not url:
             raise InstallationProblem(
                 "no Diamond server is known here",
-                hint="start one on this machine with: diamond up    (or set DIAMOND_URL and DIAMOND_TOKEN)",
+                hint="start one on this machine with: diamond up    (or sign in to another: diamond login URL)",
             )
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -94,6 +112,60 @@ class Client:
         from diamond.sdk.images import Images
 
         return Images(self._transport, self.bundles, self.tasks)
+
+    @cached_property
+    def audit(self) -> Audit:
+        from diamond.sdk.audit import Audit
+
+        return Audit(self._transport)
+
+    @cached_property
+    def notices(self) -> Notices:
+        from diamond.sdk.notices import Notices
+
+        return Notices(self._transport)
+
+    @cached_property
+    def accounts(self) -> Accounts:
+        from diamond.sdk.accounts import Accounts
+
+        return Accounts(self._transport)
+
+    @cached_property
+    def projects(self) -> Projects:
+        from diamond.sdk.projects import Projects
+
+        return Projects(self._transport)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        from diamond.sdk.tokens import Tokens
+
+        return Tokens(self._transport)
+
+    @cached_property
+    def quotas(self) -> Quotas:
+        from diamond.sdk.quotas import Quotas
+
+        return Quotas(self._transport)
+
+    @cached_property
+    def logins(self) -> Logins:
+        from diamond.sdk.logins import Logins
+
+        return Logins(self._transport)
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        from diamond.sdk.secrets import Secrets
+
+        return Secrets(self._transport)
+
+    @cached_property
+    def templates(self) -> Templates:
+        from diamond.sdk.templates import Templates
+
+        return Templates(self._transport, self.bundles, self.tasks)
 
     def __enter__(self) -> Client:
         return self

@@ -17,7 +17,8 @@ from urllib.parse import quote
 from diamond.core.codec import decode, encode
 from diamond.core.errors import InvalidInput, NotFound
 from diamond.core.image_views import Build, BuildProgress, EndpointImages, ImagePlan
-from diamond.core.images import Image, Replica, ReplicaState, StageRecord, Visibility, parse_stages
+from diamond.core.images import Image, Replica, ReplicaState, StageRecord, parse_stages
+from diamond.core.projects import Visibility
 from diamond.core.recipes import Recipe
 from diamond.core.tasks import Task
 from diamond.sdk import uploads
@@ -201,13 +202,16 @@ class Images:
         """
         return self._copies.file(ref, name, endpoint)
 
-    def share(self, ref: str, visibility: Visibility | str) -> Image:
-        """Say who may use it: "private", "project" or "public".
+    def share(self, ref: str, visibility: Visibility | str, *, project: str | None = None) -> Image:
+        """Say who may use it: "private", "project" (the members of its project) or "public".
+
+        Args:
+            project: move it there first.
 
         Raises:
             Forbidden: it is not yours.
         """
-        body = {"visibility": str(visibility)}
+        body = {"visibility": str(visibility)} | ({"project": project} if project else {})
         return decode(Image, self._transport.json("POST", f"{_path(ref)}/share", body=body, repeatable=True))
 
     def copy(self, ref: str, endpoint: str) -> Build:

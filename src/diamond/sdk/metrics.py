@@ -55,6 +55,8 @@ class Curve:
     Attributes:
         exact: every point is one sample; otherwise points are buckets.
         non_finite: how many samples were NaN or infinite; they are in no point.
+        first_non_finite_x: where the first of those is.
+        gaps: stretches of nothing but such samples, as (x of the first, x of the last); the first 200 of them.
     """
 
     key: str
@@ -64,6 +66,7 @@ class Curve:
     exact: bool = True
     non_finite: int = 0
     first_non_finite_x: float | None = None
+    gaps: tuple[tuple[float, float], ...] = ()
 
     @staticmethod
     def of(raw: dict[str, Any]) -> Curve:
@@ -75,6 +78,7 @@ class Curve:
             exact=bool(raw.get("exact", True)),
             non_finite=int(raw.get("non_finite", 0)),
             first_non_finite_x=raw.get("first_non_finite_x"),
+            gaps=tuple((_number(first), _number(last)) for first, last in raw.get("gaps", ())),
         )
 
 

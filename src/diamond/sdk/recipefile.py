@@ -17,7 +17,7 @@ from typing import Any
 from diamond.core.bundles import is_bundle_ref
 from diamond.core.errors import InvalidInput
 from diamond.core.recipes import Recipe, parse_image_name
-from diamond.sdk import yamltext
+from diamond.texts import yamltext
 
 KIND = yamltext.Kind(
     name="a recipe",

@@ -14,7 +14,7 @@ from diamond.core.errors import InvalidInput, TooLarge
 from diamond.core.fields import MAX_SCRIPT_BYTES
 from diamond.core.sbatch.importing import ImportedTask, Note, import_sbatch
 from diamond.core.sbatch.values import ADVICE, CHANGED, KEPT, LEFT_OUT
-from diamond.sdk.yamltext import MAX_FILE_BYTES
+from diamond.texts.yamltext import MAX_FILE_BYTES
 
 # A literal block shows text as it is; characters it cannot hold, or that YAML would read otherwise, need quotes.
 _BLOCK = re.compile(r"[\t\n -~\u00a1-\u1fff\u2070-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")
@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str], *, to: str | os.PathLike[str] | None = No
 def _is_too_much(folder: Path) -> bool:
     """Whether sending this folder along can hardly be meant."""
     real = folder.resolve()
-    return real in {Path("/"), Path.home().resolve(), Path("/tmp")}  # noqa: S108
+    return real in {Path("/"), Path.home().resolve(), Path("/tmp")}  # noqa: S108 - compared, not written to
 
 
 def to_yaml(task: ImportedTask, source: str = "") -> str:

@@ -1,6 +1,6 @@
 """A task file: where its local paths lie, and what the command line may say instead.
 
-How YAML becomes values is in `diamond.sdk.yamltext`; what fields mean in `diamond.core.tasks`. An `image` described
+How YAML becomes values is in `diamond.texts`; what fields mean in `diamond.core.tasks`. An `image` described
 in the file itself is a recipe, with all that `diamond.sdk.recipefile` allows in one.
 """
 
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from diamond.core.bundles import is_bundle_ref
 from diamond.core.errors import InvalidInput
 from diamond.core.fields import check_env_name
+from diamond.core.projects import PROJECT_ENV, parse_project
 from diamond.core.tasks import TaskSpec
-from diamond.sdk import recipefile, yamltext
-from diamond.sdk.slips import check_slips
-
-KIND = yamltext.Kind(
-    name="a task file",
-    given="give the path of a task file, e.g. diamond launch task.yaml",
-    empty="a task needs at least a `run` field",
-    start="run: python train.py",
-)
+from diamond.sdk import recipefile
+from diamond.texts import tasktext, yamltext
 
 
 class TaskFile(yamltext.Document):
@@ -43,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> TaskFile:
     Raises:
         InvalidInput: naming the file, and line, column and field where there are any.
     """
-    text, shown, folder = yamltext.read_text(path, KIND)
+    text, shown, folder = yamltext.read_text(path, tasktext.KIND)
     found = parse(text, shown)
     try:
         return TaskFile(found.path, localise(found.raw, folder), found.positions)
@@ -53,13 +48,8 @@ def load(path: str | os.PathLike[str]) -> TaskFile:
 
 def parse(text: str, path: str = "<text>") -> TaskFile:
     """Turn YAML text into a dictionary of plain values. Raises InvalidInput with the place."""
-    document = yamltext.parse(text, path, KIND)
-    found = TaskFile(document.path, document.raw, document.positions)
-    try:
-        check_slips(found.raw)
-    except InvalidInput as error:
-        raise found.located(error) from error
-    return found
+    document = tasktext.read(text, path)
+    return TaskFile(document.path, document.raw, document.positions)
 
 
 def localise(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -118,3 +108,14 @@ def _absolute(source: str, folder: Path) -> str:
     if is_bundle_ref(source) or not source.strip() or "\x00" in source:
         return source
     return yamltext.absolute(source, folder)
+
+
+def in_project(spec: TaskSpec) -> TaskSpec:
+    """In the project that the environment names, where the spec names none."""
+    name = os.environ.get(PROJECT_ENV, "").strip()
+    if spec.project is not None or not name:
+        return spec
+    try:
+        return replace(spec, project=parse_project(name))
+    except ValueError as error:
+        raise InvalidInput(str(error), hint="mend or unset it", field=PROJECT_ENV) from error

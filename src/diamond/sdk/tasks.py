@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import quote
 
 from diamond.core.codec import decode, encode
-from diamond.core.errors import Conflict, InvalidInput, NotFound, Unavailable
-from diamond.core.ids import is_id
+from diamond.core.errors import InvalidInput, Unavailable
+from diamond.core.projects import Visibility
 from diamond.core.shells import NewShell
 from diamond.core.states import TaskState
 from diamond.core.tasks import Output, Task, TaskSpec
-from diamond.sdk import uploads
+from diamond.core.training import Training
+from diamond.sdk import task_refs, uploads
 from diamond.sdk.bundles import Bundles
 from diamond.sdk.downloads import Download, Downloader, choose
 from diamond.sdk.folders import Progress
@@ -91,26 +92,11 @@ class Tasks:
             InvalidInput: naming the spec by its number, as `specs[3].resources.cpus`.
             IdempotencyMismatch: the key was used for other specs.
         """
-        refs: dict[str, str] = {}
-        ready = []
-        for number, spec in enumerate(specs):
-            wanted = self.read(spec)
-            given = uploads.sources(wanted)
-            if not given:
-                ready.append(encode(wanted))
-                continue
-            known = {target: refs[source] for target, source in given.items() if source in refs}
-            wanted = uploads.with_refs(wanted, {**given, **known})
-            try:
-                sent = uploads.sent(self._bundles, wanted, progress)
-            except InvalidInput as error:
-                raise type(error)(error.message, hint=error.hint, field=f"specs[{number}].{error.field}") from error
-            refs |= {source: uploads.sources(sent)[target] for target, source in given.items()}
-            ready.append(encode(sent))
+        ready = uploads.all_sent(self._bundles, [self.read(spec) for spec in specs], progress)
         answer = self._transport.json(
             "POST",
             f"{API}/tasks/batch",
-            body={"specs": ready},
+            body={"specs": [encode(spec) for spec in ready]},
             headers={"Idempotency-Key": idempotency_key or f"sdk-{secrets.token_hex(16)}"},
             repeatable=True,
         )
@@ -134,11 +120,12 @@ class Tasks:
 
         if isinstance(spec, str | os.PathLike):
             file = taskfile.load(spec)
-            return taskfile.TaskFile(file.path, taskfile.with_envs(file.raw, envs or {}), file.positions).spec()
+            read = taskfile.TaskFile(file.path, taskfile.with_envs(file.raw, envs or {}), file.positions).spec()
+            return taskfile.in_project(read)
         raw = encode(spec) if isinstance(spec, TaskSpec) else spec
         if not isinstance(raw, Mapping):
             raise InvalidInput("a task spec is a TaskSpec, a dictionary or the path of a YAML file")
-        return TaskSpec.parse(taskfile.with_envs(taskfile.localise(raw, Path.cwd()), envs or {}))
+        return taskfile.in_project(TaskSpec.parse(taskfile.with_envs(taskfile.localise(raw, Path.cwd()), envs or {})))
 
     def get(self, task_id: str) -> Task:
         """A task with its spec, jobs and outputs. Raises NotFound."""
@@ -153,6 +140,8 @@ class Tasks:
         cursor: str | None = None,
         id_prefix: str | None = None,
         kind: str | None = None,
+        project: str | None = None,
+        owner: str | None = None,
     ) -> tuple[builtins.list[Task], str | None, int]:
         """One page of tasks, newest first: (tasks, cursor of the next page or None, number of tasks in all)."""
         params = {
@@ -162,6 +151,8 @@ class Tasks:
             "cursor": cursor,
             "id_prefix": id_prefix,
             "kind": kind,
+            "project": project,
+            "owner": owner,
         }
         answer = self._transport.json("GET", f"{API}/tasks", params=params)
         return [decode(Task, raw) for raw in answer["tasks"]], answer["next_cursor"], int(answer["total"])
@@ -175,6 +166,8 @@ class Tasks:
         cursor: str | None = None,
         id_prefix: str | None = None,
         kind: str | None = None,
+        project: str | None = None,
+        owner: str | None = None,
     ) -> Iterator[Task]:
         """Tasks, newest first, fetching pages as needed.
 
@@ -185,59 +178,83 @@ class Tasks:
             cursor: start where an earlier `page` ended.
             id_prefix: only tasks whose id begins so.
             kind: "command" (when None), "build" or "transfer" of images, or "all".
+            project: everybody's in this project that you may see, instead of your own.
+            owner: those of this user that you may see.
         """
         left = limit
         while left is None or left > 0:
             size = 200 if left is None else min(left, 200)
             tasks, cursor, _ = self.page(
-                states=states, name=name, limit=size, cursor=cursor, id_prefix=id_prefix, kind=kind
-            )
+                states=states, name=name, limit=size, cursor=cursor, id_prefix=id_prefix, kind=kind,
+                project=project, owner=owner,
+            )  # fmt: skip
             yield from tasks
             left = None if left is None else left - len(tasks)
             if cursor is None or not tasks:
                 return
 
-    def resolve(self, ref: str | None = None) -> Task:
-        """The task a person means: its id, the beginning of its id if only one begins so, or the newest of that name.
+    def resolve(self, ref: str | None = None, *, project: str | None = None) -> Task:
+        """The task a person means: its id, the beginning of its id if only one begins so, or the newest of that name:
+        of your own, else of those you see in the project.
 
         Args:
-            ref: None means the newest task of all.
+            ref: None means your newest task of all.
+            project: where to look for others' tasks by name; None: DIAMOND_PROJECT, else nowhere.
 
         Raises:
             NotFound: nothing fits.
             Conflict: several ids begin so.
         """
-        if ref is None:
-            newest = next(self.list(limit=1), None)
-            if newest is None:
-                raise NotFound("there are no tasks yet", hint="launch one with: diamond launch task.yaml")
-            return self.get(newest.id)
-        if is_id(ref, "tsk"):
-            try:
-                return self.get(ref)
-            except NotFound:
-                pass  # may still be the beginning of one
-        if ref.startswith("tsk_"):
-            begins = [task for task in self.list(id_prefix=ref, limit=5) if task.id.startswith(ref)]
-            if len(begins) > 1:
-                shown = ", ".join(f"{task.id} ({task.name[:40]})" for task in begins[:4])
-                more = ", …" if len(begins) > 4 else ""
-                raise Conflict(
-                    f"{ref!r} is ambiguous: several tasks begin with it: {shown}{more}",
-                    hint="give more of the id, or the name; see: diamond ps -a",
-                )
-            if begins:
-                return self.get(begins[0].id)
-        named = next(self.list(name=ref, limit=1), None)
-        if named is None:
-            raise NotFound(
-                f"there is no task {ref[:80]!r}", hint="give an id, the beginning of one, or a name; see: diamond ps -a"
-            )
-        return self.get(named.id)
+        return task_refs.resolve(self, ref, project or task_refs.chosen_project())
 
     def cancel(self, task_id: str) -> Task:
         """Ask for a task to be stopped. Harmless when it has ended, or was asked before. Raises NotFound."""
         return decode(Task, self._transport.json("POST", f"{_path(task_id)}/cancel", repeatable=True))
+
+    def rerun(self, task_id: str, *, name: str | None = None, idempotency_key: str | None = None) -> Task:
+        """Launch what a task was asked to be once more, as a new task of yours.
+
+        Nothing is uploaded: it gets the files that were uploaded then. Secrets have the values of now.
+
+        Args:
+            name: of the new task; None: that of the old one.
+            idempotency_key: as for `create`.
+
+        Raises:
+            NotFound: there is no such task.
+            InvalidInput: it looks after an image, or can no longer be launched as it is.
+        """
+        raw = self._transport.json(
+            "POST",
+            f"{_path(task_id)}/rerun",
+            params={"name": name},
+            headers={"Idempotency-Key": idempotency_key or f"sdk-{secrets.token_hex(16)}"},
+            repeatable=True,
+        )
+        return decode(Task, raw)
+
+    def remove(self, task_id: str) -> None:
+        """Forget a task of yours that has ended, for good: its log, curves, events and outputs at the server.
+
+        What it used stays counted; what lies at its endpoint stays there. Files that other tasks, images or templates
+        need as well are kept.
+
+        Raises:
+            NotFound: there is no such task.
+            Forbidden: it is another's.
+            Conflict: it has not ended.
+        """
+        self._transport.request("DELETE", _path(task_id))
+
+    def share(self, task_id: str, visibility: Visibility | str | None = None, *, project: str | None = None) -> Task:
+        """Say who sees a task ("private", "project" or "public"), and which project it is in; what is None stays.
+
+        Raises:
+            Forbidden: it is another's.
+            Conflict: it is live, and would move.
+        """
+        body = {"visibility": str(visibility) if visibility else None, "project": project}
+        return decode(Task, self._transport.json("PATCH", _path(task_id), body=body, repeatable=True))
 
     def wait(self, task_id: str, timeout_s: float | None = None, poll_s: float = 10.0) -> Task:
         """Block until a task has ended; server restarts are waited out.
@@ -418,6 +435,10 @@ class Tasks:
         """
         params = {"key": key, "attempt": attempt, "max_points": max_points, "x": x, "x_min": x_min, "x_max": x_max}
         return Curve.of(self._transport.json("GET", f"{_path(task_id)}/metrics/curve", params=params))
+
+    def training(self, task_id: str) -> Training:
+        """What a program that uses `diamond.train` measured of itself, over all jobs; empty for any other."""
+        return decode(Training, self._transport.json("GET", f"{_path(task_id)}/training"))
 
 
 def _path(task_id: str) -> str:

@@ -31,6 +31,7 @@ _REPEATABLE_STATUS = frozenset({502, 503, 504, 507})
 _ALWAYS_REPEATABLE = frozenset({"GET", "HEAD"})
 Content = bytes | Callable[[], Iterable[bytes]]
 START_HINT = "is it running? start it with: diamond up"
+ELSEWHERE_HINT = "does it run, and does this machine reach it? its operator knows; another: diamond login URL"
 
 
 class Transport:
@@ -198,7 +199,7 @@ class Transport:
                 raise failure from (None if cause is failure else cause)
             retries -= 1
             # Many clients wait for the same restart; a spread keeps them from coming back as one.
-            self._sleep(delay_s * random.uniform(0.7, 1.3))  # noqa: S311
+            self._sleep(delay_s * random.uniform(0.7, 1.3))  # noqa: S311 - no secret
             delay_s = min(delay_s * 2, MAX_DELAY_S)
 
     def _raise_for(self, answer: httpx.Response) -> None:
@@ -225,7 +226,7 @@ class Transport:
             return ServerUnreachable(found[0], hint=found[1])
         else:
             what = f"no answer from the server at {self.url} ({str(error) or type(error).__name__})"
-        return ServerUnreachable(what, hint=START_HINT)
+        return ServerUnreachable(what, hint=START_HINT if is_loopback(self.url) else ELSEWHERE_HINT)
 
     def _timeout(self, wait_s: float) -> httpx.Timeout:
         return httpx.Timeout(self.timeout_s + wait_s, connect=min(self.timeout_s, 10.0))

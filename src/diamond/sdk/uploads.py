@@ -6,7 +6,7 @@ A place is named as its field is: ``workdir``, ``file_mounts.data``, ``image.fil
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from diamond.core.bundles import is_bundle_ref
@@ -74,3 +74,26 @@ def _scans(bundles: Bundles, described: TaskSpec | Recipe, progress: Progress | 
         if place == "workdir" and found[place].manifest.is_file:
             raise InvalidInput(f"{source} is a file; the workdir is a folder", field="workdir")
     return found
+
+
+def all_sent(bundles: Bundles, specs: Sequence[TaskSpec], progress: Progress | None = None) -> list[TaskSpec]:
+    """As `sent` for each; a folder that several of them name is read and uploaded once.
+
+    Raises:
+        InvalidInput: naming the spec by its number, as `specs[3].workdir`.
+    """
+    refs: dict[str, str] = {}
+    ready = []
+    for number, spec in enumerate(specs):
+        given = sources(spec)
+        if not given:
+            ready.append(spec)
+            continue
+        known = {target: refs[source] for target, source in given.items() if source in refs}
+        try:
+            done = sent(bundles, with_refs(spec, {**given, **known}), progress)
+        except InvalidInput as error:
+            raise type(error)(error.message, hint=error.hint, field=f"specs[{number}].{error.field}") from error
+        refs |= {source: sources(done)[target] for target, source in given.items()}
+        ready.append(done)
+    return ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,7 +122,7 @@ def test_ps_says_why(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     given(page=([soon, offline], None, 2))
     assert call("ps") == 0
     out = capsys.readouterr().out
-    assert "LOST; next attempt in 7s" in out
+    assert re.search(r"LOST; next attempt in [1-7]s", out)
     assert "endpoint hpc is offline since 3m" in out
 
 
@@ -270,7 +271,7 @@ def test_endpoint_show_has_sizes_ages_and_no_stray_version(given: Given, capsys:
     assert call("endpoint", "show", "hpc") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {key: value.strip() for key, _, value in (line.strip().partition("  ") for line in lines[1:])}
-    assert rows["scheduler"] == "local"
+    assert rows["scheduler"] == "Local"
     assert rows["max_output_bytes"] == "1000 B"
     assert rows["cache_bytes"] == "20 GiB"
     assert rows["disk free"] == "1000 B of 2.0 KiB"

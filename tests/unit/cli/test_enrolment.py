@@ -80,7 +80,11 @@ def test_one_line_on_standard_output(given: Given, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("made", "url", "words"),
     [
-        (MADE, "http://127.0.0.1:7421", ("--tls --host 0.0.0.0", "DIAMOND_PUBLIC_URL", "ssh -R 7421:127.0.0.1:7421")),
+        (
+            MADE,
+            "http://127.0.0.1:7421",
+            ("serve --multi-user --tls --host 0.0.0.0", "DIAMOND_PUBLIC_URL", "ssh -R 7421:127.0.0.1:7421"),
+        ),
         (MADE, "http://10.1.2.3:7421", ("plain HTTP", "--tls")),
         (PRIVATE, "https://other.example.org", ("does not name other.example.org", "DIAMOND_PUBLIC_URL=https://other")),
     ],

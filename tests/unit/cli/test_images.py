@@ -14,7 +14,8 @@ import pytest
 from diamond.cli import image_build, image_page, images, live
 from diamond.core.errors import InvalidInput
 from diamond.core.image_views import Build, EndpointImages, ImagePlan
-from diamond.core.images import ReplicaState, StageRecord, Visibility
+from diamond.core.images import ReplicaState, StageRecord
+from diamond.core.projects import Visibility
 from diamond.core.recipes import Recipe
 from diamond.core.states import TaskState
 from diamond.sdk.follow import LogChunk, StateChange
@@ -248,15 +249,15 @@ def test_copy_says_how_and_why(given: Given, capsys: pytest.CaptureFixture[str])
 
 
 def test_share(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
-    fake = given(share=lambda ref, visibility: image(READY, visibility=Visibility(visibility)))
+    fake = given(share=lambda ref, visibility, project: image(READY, visibility=Visibility(visibility), project="lab"))
     assert call("share", "climate") == 2
     assert call("share", "climate", "--public", "--private") == 2
     assert "--private and --public exclude each other" in capsys.readouterr().err
     assert call("share", "climate", "--public") == 0
     assert capsys.readouterr().out == "climate can be used by every user of this server as ana/climate\n"
     fake.calls.clear()
-    assert call("share", "climate", "--project") == 0
-    assert capsys.readouterr().out == "climate can be used by the members of your project as ana/climate\n"
+    assert call("share", "climate", "--project", "lab") == 0
+    assert capsys.readouterr().out == "climate can be used by the members of project lab as ana/climate\n"
     assert fake.asked("share")[0] == ("climate", "project")
     assert call("share", "climate", "--private") == 0
     assert "for you alone" in capsys.readouterr().out

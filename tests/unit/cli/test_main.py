@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from diamond.cli import launch, main, serve, session
-from diamond.core.errors import InvalidInput
+from diamond.core.accounts import SCOPE_FIELD
+from diamond.core.errors import Forbidden, InvalidInput
 from diamond.core.home import Home
 
 HEAVY = ("httpx", "rich", "yaml", "pathspec", "diamond.sdk", "diamond.server", "torch", "asyncio")
@@ -124,7 +125,9 @@ def test_wrong_files_are_1(no_server: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("group", [[], ["endpoint"], ["agent"], ["image"]])
+@pytest.mark.parametrize(
+    "group", [[], ["endpoint"], ["agent"], ["image"], ["token"], ["session"], ["user"], ["audit"], ["notify"]]
+)
 def test_help_lines_are_whole_at_80_columns(
     group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,3 +261,20 @@ def test_running_server_believes_the_lock_alone(tmp_path: Path) -> None:
         assert serve.running_server(home) == {"pid": child.pid, "url": ""}
         child.communicate()
     assert serve.running_server(home) is None
+
+
+def test_whoever_lacks_a_scope_is_told_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = Forbidden(
+        "it lacks the scope `admin`", hint="sign in for one that may: diamond login --scopes admin", field=SCOPE_FIELD
+    )
+    monkeypatch.setattr(sys, "argv", ["/opt/diamond here/bin/diamond", "user", "ls"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("DIAMOND_TOKEN", raising=False)
+    session.show_error(lacking, as_json=False)
+    said = capsys.readouterr().err
+    assert "may: '/opt/diamond here/bin/diamond' login --scopes admin\n" in said, "as it can be typed"
+    monkeypatch.setenv("DIAMOND_TOKEN", "dmdu_x")
+    session.show_error(lacking, as_json=False)
+    assert "DIAMOND_TOKEN: unset it, then sign in" in capsys.readouterr().err, "or nothing would change"
