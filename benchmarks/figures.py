@@ -25,6 +25,9 @@ PICTURES = {
     "slurm": re.compile(
         r"launch to first output seen p50|submits a second|\d+ short tasks, end to end|queries a minute.*"
     ),
+    "web": re.compile(r"tasks, cold: (KiB|time to the first row)"),
+    "train_walltime": re.compile(r"lost at a boundary with.*|steps computed twice.*worst|wall time of the training"),
+    "train_overhead_gpu": re.compile(r"GPU, 10 GiB: training held up by a checkpoint"),
 }
 
 
@@ -64,10 +67,13 @@ def table(document: dict[str, Any]) -> str:
         peers = ", ".join(f"{name}: {value:.3g}" for name, value in figure["peer"].items())
         lines.append(f"| {figure['name']} | {figure['value']:.3g} {figure['unit']}{missed} | {aim} | {peers} |")
     where = f"{machine['cores']} cores, {document['at'][:10]}, Python {document['versions']['python']}"
+    if "device" in document["versions"]:
+        where += f", {document['versions']['device']}, torch {document['versions']['torch']}"
     if "slurm" in document["versions"]:
         where += f", Slurm {document['versions']['slurm']}"
     absent = "".join(f"\n\nNot measured: {name} ({why})." for name, why in document.get("absent", {}).items())
-    return f"`benchmarks/{document['benchmark']}.py` ({where}):\n\n" + "\n".join(lines) + absent
+    script = document["benchmark"].removesuffix("_gpu").removesuffix("_cpu")
+    return f"`benchmarks/{script}.py` ({where}):\n\n" + "\n".join(lines) + absent
 
 
 def main() -> None:

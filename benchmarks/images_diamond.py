@@ -8,14 +8,12 @@ not counted, as setting up Slurm and Apptainer is not.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +21,8 @@ from benchmarks.images_site import BASE, Centre
 from benchmarks.images_steps import Diary, Step, WayLost
 from benchmarks.images_workloads import SOLVED, Workload
 from diamond.core.home import ClientConfig, Home
-from diamond.core.ids import new_id
 from diamond.sdk.client import Client
-from diamond.server.services import tokens
-from diamond.server.store.db import Database
-from diamond.server.store.models import UserRow
+from testing import people
 from testing.cluster import SOURCE_INSIDE
 from testing.minihpc.inside import SiteProcess
 from testing.service import Service
@@ -68,11 +63,10 @@ class Installation:
         self.beta = beta
         self._folder = folder
         self._agents: list[SiteProcess] = []
-        self.service = Service(folder / "user1", host="0.0.0.0", allow_remote="1")
+        self.service = Service(folder / "user1", host="0.0.0.0", allow_remote="1", multi_user="1", user="user1")
 
     def __enter__(self) -> Installation:
-        with _called("user1"):
-            self.service.start_server()
+        self.service.start_server()
         self.user1 = Person(name="user1", home=self.service.home, env=self.service.env)
         self.user2 = self._make_user2()
         try:
@@ -95,16 +89,10 @@ class Installation:
         self.service.stop()
 
     def _make_user2(self) -> Person:
-        """Accounts have no command yet; this is what it would do."""
-        db = Database(f"sqlite:///{self.service.home.server / 'diamond.db'}")
-        with db.write() as session:
-            row = UserRow(id=new_id("usr"), name="user2", created_at=time.time())
-            session.add(row)
-            session.flush()
-            token = tokens.issue(session, now=time.time(), user_id=row.id)
-        db.close()
+        admin = ClientConfig.load(self.service.home)
+        assert admin is not None
         home = Home(self._folder / "user2")
-        ClientConfig(url=self.service.url, token=token).save(home)
+        people.save(home, self.service.url, people.invite(admin, "user2"))
         return Person(name="user2", home=home, env={**self.service.env, "DIAMOND_HOME": str(home.path)})
 
     def _start_agent(self, person: Person, centre: Centre, endpoint: str) -> None:
@@ -151,20 +139,6 @@ class Installation:
     def forget_layers(self, centre: Centre, person: Person) -> None:
         """Kept steps of builds, which `image prune` keeps as long as an image needs them."""
         centre.site.run(["rm", "-rf", f"{self.image_root(person)}/layers"], user="root")
-
-
-@contextlib.contextmanager
-def _called(name: str) -> Iterator[None]:
-    """The server calls its first user after whoever starts it."""
-    before = os.environ.get("LOGNAME")
-    os.environ["LOGNAME"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["LOGNAME"]
-        else:
-            os.environ["LOGNAME"] = before
 
 
 class Desk:
@@ -244,7 +218,7 @@ class WithDiamond:
         shutil.rmtree(mine, ignore_errors=True)
         shutil.copytree(self._folder(self.installation.user1), mine)
         owner, desk = self._desk(self.installation.user1, diary), self._desk(self.installation.user2, diary)
-        owner.type(f"diamond image share {name} --project")
+        owner.type(f"diamond image share {name} --public")
         desk.type(f"diamond launch {self._file} --image user1/{name} --infra alpha2", says=SOLVED)
         return diary
 
