@@ -97,7 +97,7 @@ def _gpu(gpu: SiteGpu) -> str:
 
 
 def _gpu_in_full(gpu: SiteGpu) -> str:
-    said = _gpu(gpu) + (f" on {gpu.nodes} nodes" if gpu.nodes else "")
+    said = _gpu(gpu) + (f" on {gpu.nodes} node{'s' if gpu.nodes > 1 else ''}" if gpu.nodes else "")
     if gpu.partitions:
         said += f" ({_code(gpu.partitions)})"
     return said + (f" (`--constraint={gpu.constraint}`)" if gpu.constraint else "")

@@ -1,8 +1,8 @@
 """`make quickstart`: from nothing to a trained model, through the same commands a user types.
 
-Starts Diamond on this machine if it is not running, launches examples/burgers_fno, shows it live, fetches the
-result and says how to look at it. Exit code 0 when the model was trained or Ctrl-C left it training, 1 when not.
-Without a terminal, what was started is stopped again.
+Starts Diamond on this machine if it is not running, launches examples/burgers_fno, shows it live (where there is a
+desktop, its page opens in a browser as well), fetches the result and says how to look at it. Exit code 0 when the model
+was trained or Ctrl-C left it training, 1 when not. Without a terminal, what was started is stopped again.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def main() -> int:
         error = up.get("error") or {"message": "it did not start", "hint": f"see: {DIAMOND} check"}
         print(f"error: {error['message']}\nhint: {error['hint']}", file=sys.stderr)
         return 1
-    print(f"web page: {up['url']}")
+    print(f"web page: {up['url']}/dashboard")
     code, goes_on = 1, False
     try:
         code, goes_on = train()
     finally:
         if up.get("already_running") or attended or goes_on:
             say("Diamond goes on running.")
-            print(f"look around:  {DIAMOND} ps · show · metrics      web page: {up['url']}")
+            print(f"look around:  {DIAMOND} ps · show · metrics      web page: {up['url']}/dashboard")
             print(f"stop it:      {DIAMOND} down")
         else:
             diamond("down")
@@ -75,7 +75,7 @@ def main() -> int:
 def train() -> tuple[int, bool]:
     """The exit code, and whether the task goes on because somebody pressed Ctrl-C."""
     say("2  Training a neural operator for Burgers' equation on two ranks (about a minute; Ctrl-C detaches)")
-    code = follow("launch", str(EXAMPLE / "task.yaml"))
+    code = follow("launch", "--open", str(EXAMPLE / "task.yaml"))
     if code == 130:
         return code, False  # interrupted before there was a task; the command has said so
     task = answer("show", "burgers-fno")

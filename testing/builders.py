@@ -26,7 +26,7 @@ from testing.images import BASE_INSIDE, build_envs
 from testing.minihpc import Site
 from testing.proxy import Proxy
 
-BUILD_S = 240
+BUILD_S = 600  # beside other suites, on a slow disk: what counts is that it ends
 # A value that arrives only where nobody reads it on the way.
 VALUE = 'it\'s "quoted" $HOME `id`\n\ttab, umlaut ü, back\\slash\n'
 

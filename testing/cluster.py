@@ -24,12 +24,14 @@ HOME_INSIDE = "/home/user1/.diamond/agents/cluster"
 
 
 class Cluster:
-    """A service whose endpoint `cluster` is a site. Use as a context manager; the site is not stopped.
+    """A service whose one endpoint is a site. Use as a context manager; the site is not stopped.
 
     Args:
         site: started with `binds=BINDS`.
         policy: text of the agent's policy.toml.
         env: for the agent, e.g. a PATH with a broken squeue first.
+        name: of the endpoint.
+        account: of the site (`ACCOUNTS`), whose agent and jobs they are.
     """
 
     def __init__(
@@ -41,13 +43,17 @@ class Cluster:
         python: str = "python3",
         env: dict[str, str] | None = None,
         home: str = HOME_INSIDE,
+        name: str = "cluster",
+        account: str = "user1",
         **settings: str,
     ) -> None:
         self.site = site
-        self.service = Service(folder, host="0.0.0.0", allow_remote="1", **settings)  # noqa: S104
+        self.service = Service(folder, host="0.0.0.0", allow_remote="1", multi_user="1", **settings)  # noqa: S104
         self.url_inside = f"http://{site.server_address}:{self.service.port}"
         self.agent: subprocess.Popen[str] | None = None
         self.home_inside = home
+        self.name = name
+        self.account = account
         self._python = python
         self._policy = policy
         self._env = dict(env or {})
@@ -55,12 +61,12 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self.service.start_server()
-        made = self.service.diamond("endpoint", "create", "cluster", "--token-file", str(self._token))
+        made = self.service.diamond("endpoint", "create", self.name, "--token-file", str(self._token))
         assert made.returncode == 0, made.stderr
-        self.site.run(["mkdir", "-p", self.home_inside])
-        self.site.write(f"{self.home_inside}/token", self._token.read_text(), user="user1", mode=0o600)
+        self.site.run(["mkdir", "-p", self.home_inside], user=self.account)
+        self.site.write(f"{self.home_inside}/token", self._token.read_text(), user=self.account, mode=0o600)
         if self._policy:
-            self.site.write(f"{self.home_inside}/policy.toml", self._policy, user="user1")
+            self.site.write(f"{self.home_inside}/policy.toml", self._policy, user=self.account)
         self.start_agent()
         self.wait_online()
         return self
@@ -69,7 +75,7 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_agent()
-        self.site.run(["scancel", "--user=user1"], check=False)
+        self.site.run(["scancel", f"--user={self.account}"], check=False)
         self.service.stop()
         if self._log is not None:
             self._log.close()
@@ -87,7 +93,7 @@ class Cluster:
         env = {"PYTHONPATH": SOURCE_INSIDE, "PYTHONDONTWRITEBYTECODE": "1", **self._env}
         if fault:
             env["DIAMOND_FAULT"] = fault
-        self.agent = self.site.popen(argv, user="user1", env=env, stdout=self._log, stderr=self._log)
+        self.agent = self.site.popen(argv, user=self.account, env=env, stdout=self._log, stderr=self._log)
 
     def stop_agent(self) -> None:
         if self.agent is not None and self.agent.poll() is None:
@@ -105,7 +111,7 @@ class Cluster:
 
     def endpoint(self) -> Endpoint:
         with self.service.client() as client:
-            return client.endpoints.get("cluster")
+            return client.endpoints.get(self.name)
 
     def wait_online(self) -> None:
         def online() -> bool:

@@ -26,6 +26,7 @@ from diamond.core.tasks import Output
 from diamond.core.wire import Hello, JobOrder, JobReport, Report, StreamChunk
 from diamond.server.services import agents, endpoints, planning
 from diamond.server.services.context import Context
+from testing.uploads import upload
 
 FACTS = EndpointFacts(
     scheduler="local",
@@ -37,6 +38,7 @@ FACTS = EndpointFacts(
     builders=("apptainer", "venv"),
     builds="any",
     image_root="/images",
+    allows_others=True,
 )
 LOCK = Lock(packages=(Package(kind="pip", name="numpy", version="2.3.4"),), python="3.13.5", os="debian 13")
 
@@ -72,8 +74,7 @@ class ImageAgent:
         """Outputs, uploaded."""
         made = []
         for path, data in files.items():
-            sha256 = hashlib.sha256(data).hexdigest()
-            self.ctx.blobs.put_bytes(f"sha256:{sha256}", data)
+            sha256 = upload(self.ctx, self.id, data).removeprefix("sha256:")
             made.append(Output(path=path, size_bytes=len(data), sha256=sha256, stored=True))
         return tuple(made)
 

@@ -12,18 +12,14 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from diamond.core.home import ClientConfig, Home
-from diamond.core.ids import new_id
 from diamond.sdk.client import Client
-from diamond.server.services import tokens
-from diamond.server.store.db import Database
-from diamond.server.store.models import UserRow
+from testing import people
 from testing.cluster import SOURCE_INSIDE
 from testing.minihpc import Site
 from testing.minihpc.inside import SiteProcess
@@ -58,7 +54,7 @@ class Installation:
         self._folder = folder
         self._agents: dict[str, SiteProcess] = {}
         self._starts: dict[str, tuple[Site, str, list[str], dict[str, str]]] = {}
-        self.service = Service(folder / "server", host="0.0.0.0", allow_remote="1")  # noqa: S104
+        self.service = Service(folder / "server", host="0.0.0.0", allow_remote="1", multi_user="1")  # noqa: S104
 
     def __enter__(self) -> Installation:
         self.service.start_server()
@@ -76,16 +72,11 @@ class Installation:
         self.service.stop()
 
     def person(self, name: str) -> Person:
-        """A new account at the server."""
-        db = Database(f"sqlite:///{self.service.home.server / 'diamond.db'}")
-        with db.write() as session:
-            row = UserRow(id=new_id("usr"), name=name, created_at=time.time())
-            session.add(row)
-            session.flush()
-            token = tokens.issue(session, now=time.time(), user_id=row.id)
-        db.close()
+        """A new account at the server, of somebody its administrator invited."""
+        admin = ClientConfig.load(self.service.home)
+        assert admin is not None
         home = Home(self._folder / name)
-        ClientConfig(url=self.service.url, token=token).save(home)
+        people.save(home, self.service.url, people.invite(admin, name))
         return Person(name=name, home=home, env={**self.service.env, "DIAMOND_HOME": str(home.path)})
 
     def enrol(

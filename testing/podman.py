@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,7 +34,10 @@ def _limits() -> str:
 class PodmanBench(HostBench):
     """Podman on this machine. `why_not` is what keeps it from working; None when nothing does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        # A short path: where the name of a container's socket does not fit, Podman waits 15 s for each one to end.
+        self._place = tempfile.TemporaryDirectory(prefix="podman-", ignore_cleanup_errors=True)
+        folder = Path(self._place.name)
         super().__init__(folder / "bench", "podman", "image.ref", str(base_folder()))
         self.make_folder(self.folder)
         self._settings = folder / "settings"
@@ -83,3 +87,4 @@ class PodmanBench(HostBench):
             self.podman("rm", "--all", "--force", check=False)
             self.podman("rmi", "--all", "--force", check=False)
         super().close()
+        self._place.cleanup()

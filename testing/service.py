@@ -20,6 +20,7 @@ from diamond.core.home import ClientConfig, Home
 from diamond.core.rundir import RunDir, read_process_mark
 from diamond.core.tls import client_context
 from diamond.sdk.client import Client
+from testing import people
 from testing.postgres import free_port
 from testing.waiting import eventually
 
@@ -27,25 +28,32 @@ from testing.waiting import eventually
 class Service:
     """A server and its embedded agent over one home. Use as a context manager.
 
+    With the setting `multi_user` there is no agent, and `user` becomes the first administrator by the code that the
+    server prints; the home's client.json is theirs.
+
     Attributes:
         home: their $DIAMOND_HOME.
         url: where the server answers.
     """
 
-    def __init__(self, folder: Path, *, database_url: str | None = None, **settings: str) -> None:
+    def __init__(self, folder: Path, *, database_url: str | None = None, user: str = "alice", **settings: str) -> None:
         self.home = Home(folder)
+        self.is_multi_user = bool(settings.get("multi_user"))
+        self._user = user
         self.home.make()
         self.port = free_port()
         self.url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{self.port}"
-        settings |= {"port": str(self.port), "embedded": "local", "database_url": database_url or ""}
+        settings |= {"port": str(self.port), "database_url": database_url or ""}
+        settings |= {} if self.is_multi_user else {"embedded": "local"}
         self._settings = {f"DIAMOND_{key.upper()}": value for key, value in settings.items()}
         self.server: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Service:
         self.start_server()
-        self.start_agent()
-        self.wait_online()
+        if not self.is_multi_user:
+            self.start_agent()
+            self.wait_online()
         return self
 
     def __exit__(
@@ -69,6 +77,13 @@ class Service:
         self.server = self._start([sys.executable, "-m", "diamond.server"], "server.log", fault)
         if wait:
             self.wait_healthy()
+            self._come_in()
+
+    def _come_in(self) -> None:
+        if self.is_multi_user and not self.home.client_file.exists():
+            ca = self.ca_file if self.ca_file.exists() else None
+            token = people.set_up(self.url, people.printed_code(self.home.path / "server.log"), self._user, ca=ca)
+            people.save(self.home, self.url, token, ca=ca)
 
     def start_agent(self, fault: str = "") -> None:
         folder = self.home.agent("local")

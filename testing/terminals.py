@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
+from testing.waiting import PATIENCE
+
 
 class Typing:
     """A program on a terminal of its own. Use as a context manager: it is ended with the block.
@@ -68,7 +70,7 @@ class Typing:
 
     def expect(self, pattern: bytes, *, within_s: float = 15.0) -> re.Match[bytes]:
         """Wait until the pattern is on the screen, after what was expected before."""
-        until = time.monotonic() + within_s
+        until = time.monotonic() + PATIENCE * within_s
         while True:
             if found := re.compile(pattern, re.DOTALL).search(self.screen, self._seen):
                 self._seen = found.end()
@@ -79,7 +81,7 @@ class Typing:
 
     def wait(self, within_s: float = 15.0) -> int:
         """The exit status; 128 + n for a signal. Goes on reading, or the program would wait for that."""
-        until = time.monotonic() + within_s
+        until = time.monotonic() + PATIENCE * within_s
         while self._status is None:
             assert time.monotonic() < until, f"it has not ended within {within_s:g} s; there is {self.screen!r}"
             self.read(0.05)

@@ -19,6 +19,20 @@ from testing.minihpc.fixtures import old_site, site  # noqa: F401 - fixtures for
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from testing.dealing import ByFile
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        from testing.dealing import longest_first
+
+        items.sort(key=lambda item: longest_first(item.nodeid))
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     if reason := postgres.why_not():

@@ -23,7 +23,7 @@ def test_pasted_on_a_login_node(tmp_path: Path, version: str) -> None:
         pytest.skip(f"no Python {version} on this machine to show to the site")
     python = f"{inside(version)}/bin/python{version}" if version else "python3"
     with Site("enrol", pythons=[version] if version else []) as site:
-        service = Service(tmp_path / "server", tls="1", host="0.0.0.0", sqlite_synchronous="OFF")
+        service = Service(tmp_path / "server", tls="1", host="0.0.0.0", multi_user="1", sqlite_synchronous="OFF")
         service.start_server()
         try:
             url = f"https://{site.server_address}:{service.port}"

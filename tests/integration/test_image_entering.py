@@ -163,9 +163,9 @@ def _podman_image(bench: PodmanBench) -> None:
 
 
 @pytest.fixture(scope="module", params=["apptainer", "apptainer-folder", "charliecloud", "podman"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "podman":
-        bench = PodmanBench(tmp_path_factory.mktemp("podman"))
+        bench = PodmanBench()
         if bench.why_not:
             pytest.skip(bench.why_not)
         _podman_image(bench)

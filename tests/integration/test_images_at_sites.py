@@ -16,7 +16,7 @@ from diamond.sdk.client import Client
 from testing.cluster import BINDS
 from testing.images import BASE_INSIDE, build_envs, image_binds
 from testing.installation import Installation, Person
-from testing.minihpc import Site, slurm_conf
+from testing.minihpc import Site
 from testing.minihpc.fixtures import require
 from testing.proxy import Proxy
 from testing.waiting import eventually
@@ -45,7 +45,7 @@ def sites() -> Iterator[tuple[Site, Site]]:
     require("trixie")
     binds = {**BINDS, **image_binds()}
     with (
-        Site("alpha", binds=binds, conf=slurm_conf.QUICK_NODE_FAIL) as alpha,
+        Site("alpha", binds=binds) as alpha,
         Site("beta", binds=binds) as beta,
     ):
         yield alpha, beta
@@ -211,7 +211,7 @@ def test_what_is_private_shared_and_not_theirs_to_change(
         with pytest.raises(InvalidInput, match="no image"):
             other.tasks.create(task)
         assert not [image for image in other.images.list(everything=True) if image.id == image_id]
-        assert one.diamond("image", "share", "everything", "--project").returncode == 0
+        assert one.diamond("image", "share", "everything", "--public").returncode == 0
         made = other.tasks.create(task)
         done = other.tasks.wait(made.id, timeout_s=240)
         assert done.state is TaskState.SUCCEEDED, done.detail

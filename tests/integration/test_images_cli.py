@@ -5,15 +5,12 @@ Packages come from a folder of wheels made here, by the endpoint's own settings 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import pty
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ import pytest
 from diamond.core.errors import Conflict
 from testing.service import Service
 from testing.waiting import eventually
+from testing.wheels import make_wheel
 
 RECIPE = """\
 name: tools
@@ -35,24 +33,6 @@ build: |
 test: python -c "import tinytool; assert tinytool.VERSION == '1.2'"
 labels: {purpose: test}
 """
-
-
-def make_wheel(folder: Path, name: str, version: str) -> None:
-    """A package with one module, as pip wants it."""
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": f"VERSION = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    rows = []
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(text)}")
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""])
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        for path, text in files.items():
-            wheel.writestr(path, text)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from diamond.core.home import ClientConfig
 from diamond.core.states import TaskState
@@ -86,8 +88,16 @@ def test_metrics_and_utilisation_become_curves(service: Service) -> None:
         assert "loss" in service.diamond("metrics", task.id).stdout
 
 
-def test_many_streams_do_not_keep_others_waiting(service: Service) -> None:
-    """Waiting holds no thread: with 150 open streams an ordinary request is still answered at once."""
+@pytest.fixture
+def roomy(tmp_path: Path) -> Iterator[Service]:
+    with Service(tmp_path / "home", streams_per_user="150") as running:
+        yield running
+
+
+def test_many_streams_do_not_keep_others_waiting(roomy: Service) -> None:
+    """Waiting holds no thread: with 150 open streams an ordinary request is still answered at once. One more is not
+    had, and whoever asks for it is told how many there are."""
+    service = roomy
     config = ClientConfig.load(service.home)
     assert config is not None
     headers = {"Authorization": f"Bearer {config.token}"}
@@ -110,6 +120,10 @@ def test_many_streams_do_not_keep_others_waiting(service: Service) -> None:
         watcher.start()
     for _ in watchers:
         assert ready.acquire(timeout=60)
+    refused = httpx.get(url, headers=headers, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    assert "150 live streams" in refused.json()["error"]["message"]
+    assert "DIAMOND_STREAMS_PER_USER" in refused.json()["error"]["hint"]
     with service.client() as client:
         assert client.tasks.page(limit=1)[2] >= 1
         client.tasks.cancel(task.id)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -237,7 +238,12 @@ def ask(service: Service, token: str, method: str, path: str) -> int:
 def test_who_opened_what_is_on_record_but_no_byte_of_it(client: Client) -> None:
     task = running(client, {"run": "sleep 600"})
     client.tasks.exec(task.id, ["sh", "-c", "cat; echo s3cret-word; exit 4"], stdin=b"s3cret-input")
-    events = [event for event in client.events() if event.task_id == task.id]
+
+    def recorded() -> list[Any]:
+        found = [event for event in client.events() if event.task_id == task.id]
+        return found if found[-1].kind == "shell.closed" else []
+
+    events = eventually(recorded, what="its end is on record")
     opened, closed = [event for event in events if event.kind.startswith("shell.")]
     assert opened.kind == "shell.opened" and opened.data["program"] == "sh" and opened.data["user"]
     assert closed.kind == "shell.closed" and closed.data["exit_code"] == 4

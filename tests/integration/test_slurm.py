@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from diamond.core import clusters
+from diamond.core.endpoint_words import free_nodes
 from diamond.core.errors import InvalidInput
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
@@ -78,6 +80,10 @@ def test_the_agent_found_out_what_the_cluster_has(cluster: Cluster) -> None:
     assert found["debug"].is_default
     assert found["debug"].max_walltime_s == 120
     assert {gpu.model for group in found["gpu"].groups for gpu in group.gpus} == {"a100"}
+    kinds = eventually(lambda: {one.kind: one for one in free_nodes(cluster.endpoint())}, what="a heartbeat")
+    nodes = found["gpu"].nodes
+    assert (kinds["a100"].nodes, kinds["a100"].free, kinds["a100"].down) == (nodes, nodes, 0), kinds
+    assert kinds["a100"].gpus_free == kinds["a100"].gpus == clusters.of_endpoint(facts).gpus["a100"]
     assert not found["maintenance"].is_up
     assert found["spot"].is_preemptible
     shown = cluster.service.diamond("endpoint", "show", "cluster")
@@ -145,6 +151,30 @@ def test_ranks_on_two_nodes_meet(cluster: Cluster) -> None:
     for node in (0, 1):
         for local in (0, 1):
             assert f"node={node} local={local}" in text
+
+
+def test_jobs_on_compute_nodes_measure_themselves(cluster: Cluster) -> None:
+    """Both nodes of one job, each with its own numbers; a job of one node, as local ones do; and nothing stays."""
+    hold = "python3 -c 'import os, time; x = bytearray({}); time.sleep(24)'"
+    two = launch(
+        cluster,
+        "case $NODE_RANK in 0) " + hold.format(50_000_000) + ";; *) " + hold.format(90_000_000) + ";; esac",
+        num_nodes=2,
+        slurm={"partition": "gpu"},
+    )
+    one = launch(cluster, hold.format(70_000_000), slurm={"partition": "cpu"})
+    assert [done(cluster, task, 120).state for task in (two, one)] == [TaskState.SUCCEEDED] * 2
+    with cluster.service.client() as client:
+        use = {series.key: series for series in client.tasks.metrics(two) if series.stream == "util"}
+        curve = client.tasks.curve(two, "sys/node1/rss_bytes", x="time")
+        alone = {series.key: series for series in client.tasks.metrics(one) if series.stream == "util"}
+    assert set(use) == {f"sys/node{node}/{what}" for node in (0, 1) for what in ("cpu_percent", "rss_bytes")}
+    assert 50_000_000 < use["sys/node0/rss_bytes"].last_value < 90_000_000 < use["sys/node1/rss_bytes"].last_value
+    assert len(curve.points) == use["sys/node1/rss_bytes"].count >= 2
+    assert set(alone) == {"sys/cpu_percent", "sys/rss_bytes"}
+    assert 70_000_000 < alone["sys/rss_bytes"].last_value < 200_000_000
+    left = ran(cluster, "sleep 1; cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' ' '", num_nodes=2, ranks_per_node=1)
+    assert left.count("measure.sh util.node") <= 2, "those of this job alone"
 
 
 def test_options_reach_slurm_and_odd_values_arrive(cluster: Cluster) -> None:

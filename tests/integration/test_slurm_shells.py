@@ -71,7 +71,8 @@ def test_the_jobs_own_world(client: Client, task: Task) -> None:
         )
         assert where == f"{job.run_dir}/work"
         assert not [name for name in env if "TOKEN" in name and name.startswith("DIAMOND")]
-    assert b"gpus-" in client.tasks.exec(task.id, ["ls"]).stdout
+    # A job runs for Slurm before its first command has.
+    eventually(lambda: b"gpus-" in client.tasks.exec(task.id, ["ls"]).stdout, what="the job's files are there")
     assert b"pwned" not in client.tasks.exec(task.id, ["find", job.run_dir]).stdout
 
 
