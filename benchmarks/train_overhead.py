@@ -6,6 +6,10 @@ Run it where the accelerator is; without one it measures the CPU. A transformer 
 by hand and by the same loop with `diamond.train`, in turns, in one process: the ratio of their median step times. A
 checkpoint's cost is what its steps took longer than their neighbours, and how long the call itself took; its peers are
 `torch.save` and torch's own asynchronous checkpoint. Needs torch 2.9 or newer, and nothing of Diamond's server.
+
+Started by torchrun, it compares both loops over all ranks instead, by hand with DistributedDataParallel:
+
+    PYTHONPATH=src torchrun --standalone --nproc-per-node 2 -m benchmarks.train_overhead
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,7 +35,8 @@ from benchmarks.harness import Bench, median, options, percentile
 
 os.environ["DIAMOND_TRAIN_QUIET"] = "1"
 CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
+WORLD, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
 WORDS, LENGTH = 1000, 256 if CUDA else 32
 
 
@@ -63,13 +69,23 @@ def loader(batch_size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(texts), batch_size=batch_size, shuffle=True, pin_memory=CUDA)
 
 
+def shared_loader(batch_size: int) -> DataLoader[Any]:
+    """As people write it for several ranks; `batch_size` is of each, as it is with Diamond."""
+    data = loader(batch_size).dataset
+    spread = torch.utils.data.DistributedSampler(data)  # type: ignore[arg-type]
+    return DataLoader(data, batch_size=batch_size, sampler=spread, pin_memory=CUDA)
+
+
 def by_hand(width: int, depth: int, batch_size: int) -> Iterator[float]:
     """Step times of the loop that people write."""
-    model = Writer(width, depth).to(DEVICE)
+    model: Any = Writer(width, depth).to(DEVICE)
+    if WORLD > 1:
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[DEVICE.index] if CUDA else None)
+    batches = shared_loader if WORLD > 1 else loader
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=CUDA)
     while True:
         began = time.perf_counter()
-        for (text,) in loader(batch_size):
+        for (text,) in batches(batch_size):
             here = text.to(DEVICE, non_blocking=True)
             with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=CUDA):
                 loss = loss_of(model, here)
@@ -114,12 +130,22 @@ def overhead(bench: Bench, quick: bool) -> None:
                 taken[which] += [next(loops[which]) * 1000 for _ in range(steps)]
     ours, theirs = median(taken["diamond"]), median(taken["by hand"])
     ratio = 100 * (ours / theirs - 1)
-    where = "GPU" if CUDA else "CPU"
+    where = ("GPU" if CUDA else "CPU") + (f", {WORLD} ranks" if WORLD > 1 else "")
+    if WORLD > 1:
+        ours, theirs, ratio = _slowest(ours, theirs)
     note = f"{len(taken['diamond'])} steps each, in turns; p90 {percentile(taken['diamond'], 0.9):.2f} ms"
     bench.add(f"{where}: step time", ours, "ms", "lower", peer={"by hand": round(theirs, 4)},
               runs=[round(one, 3) for one in taken["diamond"]],
               peer_runs={"by hand": [round(one, 3) for one in taken["by hand"]]}, note=note)  # fmt: skip
     bench.add(f"{where}: step time more than by hand", ratio, "%", "lower", aim=1.0)
+
+
+def _slowest(ours: float, theirs: float) -> tuple[float, float, float]:
+    """Medians of the rank that took longest; they wait for each other, so all are nearly alike."""
+    both = torch.tensor([ours, theirs], device=DEVICE)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    ours, theirs = both.tolist()
+    return ours, theirs, 100 * (ours / theirs - 1)
 
 
 def sized(gib: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -217,7 +243,14 @@ def _one(
 
 def main() -> int:
     chosen = options(__doc__ or "")
-    bench = Bench("train_overhead_gpu" if CUDA else "train_overhead_cpu", packages=("torch",))
+    name = "train_overhead_gpu" if CUDA else "train_overhead_cpu"
+    bench = Bench(name if WORLD == 1 else f"{name}_ranks", packages=("torch",))
+    if WORLD > 1:
+        dist.init_process_group("nccl" if CUDA else "gloo")
+        overhead(bench, chosen.quick)
+        dist.barrier()
+        dist.destroy_process_group()
+        return bench.finish(chosen) if RANK == 0 else 0
     if CUDA:
         bench.versions["device"] = torch.cuda.get_device_name()
     overhead(bench, chosen.quick)

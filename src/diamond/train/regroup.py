@@ -28,6 +28,7 @@ FRUITLESS = 3  # generations in a row that came no further than those before the
 ANSWER_S = 30.0
 ROOM_BYTES = 2**29
 UNKILLABLE_S = 10.0
+CONTINUE = 85  # the same number as in diamond.core.scripts
 # What nobody sends a program that is to end. SIGTERM and the like are somebody's wish, and not undone.
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 RUNNING, STOPPING, WAITING = range(3)
@@ -185,6 +186,8 @@ class Keeper:
         how = "a node is taken in" if self._team.is_gentle else "others were lost"
         if self._lost is not None:
             how = f"rank {self._lost.number} {_ending(self._lost)}"
+        if plan.nodes < self._options.nodes:  # which others lost their connection to
+            how = "a node was lost" if plan.nodes == self._options.nodes - 1 else "nodes were lost"
         self._launcher.say(
             f"{self._why or how}; going on with {plan.nodes * self._options.ranks} ranks on {plan.nodes} "
             f"node{'s' if plan.nodes > 1 else ''} (restart {self.restarts})"
@@ -211,7 +214,12 @@ class Keeper:
 
     def _give_up(self) -> None:
         self._state = RUNNING
-        self._launcher.fail(self._lost, self._why)
+        if not self._team.is_too_small:
+            self._launcher.fail(self._lost, self._why)
+            return
+        # What is saved is worth going on from: where another job follows, it has all its nodes again.
+        code = CONTINUE if "DIAMOND_CONTINUE_FILE" in os.environ else None
+        self._launcher.fail(self._lost, f"fewer than {self._options.min_nodes} nodes are left", code=code)
 
     # ---- looking after those that run --------------------------------------------------------------------------------
 

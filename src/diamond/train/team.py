@@ -56,6 +56,7 @@ class Team:
         self._over = -1  # the newest generation that has to end here
         self._gently = False  # its ranks are to save first
         self._final = False
+        self._too_few = False  # nodes are left
         self._alive: set[int] = set(range(nodes))
         self._waiting: set[int] | None = None  # who has not stopped yet, while a generation ends
         self._stop_by = 0.0
@@ -96,6 +97,12 @@ class Team:
     def is_final(self) -> bool:
         with self._lock:
             return self._final
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether it is over because fewer nodes are left than it may go on with."""
+        with self._lock:
+            return self._too_few
 
     def next_plan(self) -> Plan | None:
         self.look()
@@ -164,8 +171,8 @@ class Team:
         self._waiting = None
         order = sorted(self._alive)
         if len(order) < self._min_nodes:
-            self._final = True
-            self._tell_all({"final": True})
+            self._final = self._too_few = True
+            self._tell_all({"final": True, "too_few": True})
             return
         self._generation += 1
         port = self._free_port()
@@ -299,7 +306,7 @@ class Team:
             elif "go" in said:
                 self._plans.append(Plan(*said["go"]))
             elif said.get("final"):
-                self._final = True
+                self._final, self._too_few = True, bool(said.get("too_few"))
             else:
                 return
         self._wake()
