@@ -12,6 +12,7 @@ import pytest
 from diamond.core.faults import CURVE_FAULT_POINTS
 from diamond.core.rundir import RunDir
 from diamond.core.states import TaskState
+from diamond.server.web import task_words
 from testing.service import Service
 from testing.waiting import eventually
 
@@ -117,6 +118,20 @@ def test_no_curves_where_none_are_wanted(service: Service) -> None:
         ended(service, task_id)
     assert keys(service, off) == set()
     assert curve(service, own, "loss") == [(7, 0.25)]
+
+
+def test_a_pattern_that_matched_nothing_is_named(service: Service) -> None:
+    """In the terminal, on the page and among what happened; the task succeeds all the same."""
+    task_id = launch(service, "print('Loss: 0.5')", curves=["loss: {loss}", "Loss: {Loss}"])
+    ended(service, task_id)
+    words = "urve pattern 'loss: {loss}' matched no line of the output"
+    assert f"note: c{words}" in service.diamond("show", task_id).stdout
+    with service.client() as client:
+        task = client.tasks.get(task_id)
+        happened = task_words.steps([event for event in client.events(0) if event.task_id == task_id])
+    assert f"c{words}" in task.detail and "Loss: {Loss}" not in task.detail
+    assert f"C{words}" in task_words.why(task), "what the page of the task says"
+    assert f"C{words}" in happened[-1].words
 
 
 def test_ranks_print_their_numbers(service: Service) -> None:

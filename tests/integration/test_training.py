@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from diamond.core.home import ClientConfig
+from diamond.core.reasons import Reason
 from diamond.core.states import TaskState
 from testing.service import Service
 from testing.waiting import eventually
@@ -34,6 +36,8 @@ if place:
     time.sleep(300)
 raise SystemExit(85)
 """
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -95,3 +99,18 @@ def test_a_training_in_several_jobs_is_seen_everywhere(service: Service, tmp_pat
         assert client.tasks.training(plain.id).latest is None
         assert json.loads(service.diamond("show", plain.id, "--json").stdout)["training"] is None
         assert "Training" not in service.diamond("show", plain.id).stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_that_none_follows_ran_out_of_time(service: Service, ranks: int) -> None:
+    """It ends by itself before anybody warns it, with a code that alone would mean that a signal ended it."""
+    run = f"PYTHONPATH={ROOT}/src:{ROOT} {sys.executable} {ROOT}/tests/train/regrouped.py . 100000"
+    with service, service.client() as client:
+        trains = client.tasks.create({"run": run, "ranks_per_node": ranks, "max_duration": "25s"})
+        shot = client.tasks.create({"run": "kill -USR1 $$", "max_duration": "25s"})
+        done, dead = (client.tasks.wait(task.id, timeout_s=90) for task in (trains, shot))
+        log = b"".join(client.tasks.logs(trains.id)).decode()
+    assert "ending in time to be continued" in log
+    assert (done.state, done.reason, done.exit_code) == (TaskState.FAILED, Reason.TIME_LIMIT, 138), done.detail
+    assert "the limit was 25s" in done.detail and len(done.jobs) == 1
+    assert (dead.state, dead.reason, dead.exit_code) == (TaskState.FAILED, Reason.SIGNALLED, 138), dead.detail

@@ -1,12 +1,18 @@
 """Trains a small model over and over again, killing its ranks at random moments. A program of its own: ranks are forked
 from a process that has torch loaded already, so that fifty lives take a minute.
 
+A kill is aimed: it waits for a step drawn beforehand, then a random moment longer, and the run waits for it a few steps
+later, so that it comes neither before the training nor after its end. Some more, which do not count, come while
+the ranks begin.
+
     python killed.py FOLDER WORLD UNTIL KILLS SEED    prints what happened as JSON
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import mmap
 import os
 import random
 import signal
@@ -14,8 +20,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +31,11 @@ from torch.utils.data import DataLoader, Dataset
 import diamond.train as dt
 
 SAMPLES = 103  # a prime: no batch size divides it
+PATIENCE_S = 60.0  # for a life to come as far as its kill
+HOLD_STEPS = 5  # from the step at which a kill is due to the one where the run waits for it
+EARLY = 0.15  # of the lives, killed while they begin
+# What torch and Diamond import only when they are used. A life that has to do so spends most of its time on it.
+LATE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "diamond.train.loop.running")
 
 
 class Noisy(Dataset[Any]):
@@ -37,7 +49,15 @@ class Noisy(Dataset[Any]):
         return index, values + 0.1 * torch.rand(8), values.sum()
 
 
-def train(folder: Path, until: int, *, delay_s: float = 0.0) -> None:
+class Aim(NamedTuple):
+    """When to kill: once `step` is done, or in any case so long after the start, and then a moment later."""
+
+    step: int
+    after_s: float
+    moment_s: float
+
+
+def train(folder: Path, until: int, *, delay_s: float = 0.0, after_step: Callable[[int], None]) -> None:
     """Each step of each rank is a line: step, loss to the last bit, epoch, samples."""
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -57,52 +77,90 @@ def train(folder: Path, until: int, *, delay_s: float = 0.0) -> None:
                 line = [run.step_number, float(loss.detach()).hex(), loader.epoch, index.tolist(), run.state["seen"]]
                 lines.write(json.dumps(line) + "\n")
                 lines.flush()
+                after_step(run.step_number)
                 time.sleep(delay_s)
 
 
-def one_life(folder: Path, world: int, until: int, kill_after_s: float | None, dice: random.Random) -> bool:
-    """Whether training came to its end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world):
+class Life:
+    """The ranks of one start, and how far the first of them has come."""
+
+    def __init__(self, folder: Path, world: int, until: int, hold_at: int | None) -> None:
+        self._hold_at = hold_at
+        self._reached = mmap.mmap(-1, 8)  # shared with the ranks
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.ranks = [self._fork(folder, until, rank, world, port) for rank in range(world)]
+
+    def _fork(self, folder: Path, until: int, rank: int, world: int, port: int) -> int:
         pid = os.fork()
-        if pid == 0:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
-            )  # fmt: skip
-            code = 1
-            try:
-                train(folder, until, delay_s=0.002)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        ranks.append(pid)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
+        if pid:
+            return pid
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
+        )  # fmt: skip
+        code = 1
+        try:
+            train(folder, until, delay_s=0.002, after_step=self._note if rank == 0 else lambda step: None)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def _note(self, step: int) -> None:
+        self._reached[:8] = step.to_bytes(8, "little")
+        if self._hold_at is not None and step >= self._hold_at:
+            time.sleep(2 * PATIENCE_S)  # until it is killed
+
+    @property
+    def reached(self) -> int:
+        """The last step done in this life; 0 before the first."""
+        return int.from_bytes(self._reached[:8], "little")
+
+    def kill(self, aim: Aim, dice: random.Random) -> bool:
+        """Whether it was training when it was killed."""
+        ends = time.monotonic() + aim.after_s
+        while self.reached < aim.step and time.monotonic() < ends and not any(map(_has_ended, self.ranks)):
+            time.sleep(0.0005)
+        time.sleep(aim.moment_s)
         # One rank, or all at once, as a node that loses power.
-        for pid in ranks if dice.random() < 0.5 else [dice.choice(ranks)]:
+        shot = self.ranks if dice.random() < 0.5 else [dice.choice(self.ranks)]
+        was_training = self.reached >= aim.step and not any(map(_has_ended, self.ranks))
+        for pid in shot:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-        for pid in ranks:
+        for pid in self.ranks:
             os.kill(pid, signal.SIGKILL)
-    codes = [os.waitpid(pid, 0)[1] for pid in ranks]
-    return all(code == 0 for code in codes)
+        ended = dict(zip(self.ranks, self.wait(), strict=True))
+        return was_training and all(ended[pid] == -signal.SIGKILL for pid in shot)
+
+    def wait(self) -> list[int]:
+        """How each rank ended; negative: of a signal."""
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.ranks]
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def main() -> None:
     folder, world, until, kills, seed = Path(sys.argv[1]), *(int(each) for each in sys.argv[2:6])
     dice = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    ended = []
-    for _ in range(kills):
-        ended.append(one_life(folder, world, until, dice.uniform(0.05, 1.2), dice))
-    finished = one_life(folder, world, until, None, dice)
-    print(json.dumps({"killed": ended.count(False), "finished": finished}))
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    killed = lives = 0
+    room = until // (kills + 1)  # steps for each kill: a run that comes further may be at its end too soon
+    while killed < kills and lives < 3 * kills:
+        lives += 1
+        step = killed * room + 1 + dice.randrange(room - HOLD_STEPS)
+        early = dice.random() < EARLY
+        aim = Aim(step, dice.uniform(0.0, 0.3) if early else PATIENCE_S, dice.uniform(0.0, 0.02))
+        killed += Life(folder, world, until, hold_at=step + HOLD_STEPS - 1).kill(aim, dice)
+    finished = not any(Life(folder, world, until, hold_at=None).wait())
+    print(json.dumps({"killed": killed, "lives": lives, "finished": finished}))
 
 
 if __name__ == "__main__":

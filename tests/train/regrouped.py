@@ -32,7 +32,9 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.randn(8, generator=made), torch.tensor(at)
 
 
-with dt.run(checkpoints=folder / "checkpoints", save_every_s=0.3, hang_after_s=3.0 if "hang" in mischief else 0) as run:
+SAVE_S = float(os.environ.get("SAVE_S", "0.3"))
+HANG_S = 3.0 if "hang" in mischief else 0
+with dt.run(checkpoints=folder / "checkpoints", save_every_s=SAVE_S, hang_after_s=HANG_S) as run:
     torch.manual_seed(0)
     model = nn.Linear(8, 1)
     model, optimizer, loader = run.prepare(

@@ -297,9 +297,10 @@ def test_a_lone_process_ends_by_itself_when_it_stands_still(tmp_path: Path) -> N
     assert record["final"] is True and "regrouped.py" in record["stack"] and "in the training loop" in record["text"]
 
 
-def node(begin: Begin, number: int, port: int, nodes: int = 2, *more: object) -> subprocess.Popen[bytes]:
+def node(begin: Begin, number: int, port: int, nodes: int = 2, *more: object, **env: str) -> subprocess.Popen[bytes]:
     place = ("--nodes", nodes, "--node-rank", number, "--master-addr", "127.0.0.1", "--master-port", port)
-    return begin("--ranks", 1, *place, *more, until=100_000, DIAMOND_LAUNCH_KEY="of this job", STEP_S="0.05")
+    given = {"DIAMOND_LAUNCH_KEY": "of this job", "STEP_S": "0.05", **env}
+    return begin("--ranks", 1, *place, *more, until=100_000, **given)
 
 
 def test_a_rank_lost_on_another_node(begin: Begin, tmp_path: Path) -> None:
@@ -333,6 +334,20 @@ def test_a_lost_node_is_done_without_and_a_new_one_is_taken_in(begin: Begin, tmp
     time.sleep(3)
     assert steps(tmp_path, 0)[-1].generation == 2, "a stranger is not let in"
     strangers.terminate()
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_too_few_nodes_end_the_job_and_the_next_of_a_chain_goes_on(begin: Begin, tmp_path: Path, chained: bool) -> None:
+    port = launcher._free_port()
+    env = {"DIAMOND_CONTINUE_FILE": str(tmp_path / "continue")} if chained else {}
+    first, second = (node(begin, number, port, 2, "--min-nodes", 2, **env) for number in range(2))
+    eventually(reached(tmp_path, 1, 10), what="both train", within_s=60)
+    second.kill()  # as when a node goes: launcher and ranks
+    os.kill(steps(tmp_path, 1)[-1].pid, signal.SIGKILL)
+    code = first.wait(60)
+    assert code != 0 and (code == 85) is chained, log(tmp_path)
+    assert "fewer than 2 nodes are left; the job ends" in log(tmp_path)
+    assert steps(tmp_path, 0)[-1].generation == 0
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -35,6 +35,7 @@ _LOOK_BYTES = 1024 * 1024  # of one job, at one look
 _LAST_LOOK_S = 0.25  # at a time, of a job that is over: its end waits for it
 _LAST_BYTES = 64 * 1024 * 1024  # read of a log when its job is over; more would keep everybody waiting
 _STATE_BYTES = 4 * 1024 * 1024
+_MAX_NAMED = 3  # patterns, in a note
 _REST = 9  # times as long as a look took: this is a tenth of the thread's time at most
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -51,6 +52,7 @@ class _Progress:
         self.offset = 0
         self.own_bytes = 0  # of metrics.jsonl, written here
         self.is_over = False
+        self.is_read = False  # to the end of the output of a job that is over
         self.is_idle = False  # the program logs metrics itself
         self.held_since: float | None = None
         self.pending = b""  # lines that curves.json promises
@@ -73,6 +75,7 @@ class _Progress:
             # It cannot be read, so nobody knows what was told: a gap is better than points that come twice.
             self.offset = _size(self.run_dir.stream("log"))
             self.own_bytes = _size(self.run_dir.stream("metrics"))
+            self.reader.pass_over()
             return
         self.offset, self.own_bytes, self.pending_at = int(offset or 0), int(own or 0), int(at or 0)
         self.is_idle = raw.get("is_idle") is True
@@ -207,6 +210,7 @@ class PlainCurves:
             more = job.look(_LOOK_BYTES)
             while more and is_over and time.monotonic() - began < _LAST_LOOK_S:
                 more = job.look(_LOOK_BYTES)
+            job.is_read = is_over and not more
         self._rest_until = time.monotonic() + _REST * (time.monotonic() - began)
         return not (is_over and more)
 
@@ -216,7 +220,19 @@ class PlainCurves:
         if left > _LAST_BYTES:
             job.reader = job.reader.renewed()
             job.reader.restore({"skipping": True})
+            job.reader.pass_over()
             job.offset += left - _LAST_BYTES
+
+    def note(self, job_id: str) -> str:
+        """What is to be said of a job's patterns once its output is read: which matched no line. May be empty."""
+        job = self._jobs.get(job_id)
+        unmatched = job.reader.unmatched() if job is not None and job.is_read else []
+        if not unmatched:
+            return ""
+        named = ", ".join(f"'{text}'" for text in unmatched[:_MAX_NAMED])
+        more = f" and {len(unmatched) - _MAX_NAMED} more" if len(unmatched) > _MAX_NAMED else ""
+        kind = "curve pattern" if len(unmatched) == 1 else "curve patterns"
+        return f"{kind} {named}{more} matched no line of the output; compare with the log, where capitals count"
 
     def forget(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:

@@ -23,6 +23,7 @@ from diamond.core.codec import decode, encode
 from diamond.core.endpoints import EndpointUsage
 from diamond.core.errors import DiamondError, InvalidInput, ProtocolError, TooLarge, Unauthenticated
 from diamond.core.faults import fault_point
+from diamond.core.reasons import Reason
 from diamond.core.wire import (
     FIRST_STREAMS,
     MAX_REPORT_STREAM_BYTES,
@@ -230,7 +231,8 @@ class Reporter:
         chunks, is_whole, problem = self._chunks(draft, job, acked, is_over) if has_streams else ([], True, "")
         say = report if report is not told else None
         if result is not None and is_whole:
-            say = _last_words(job, result, problem)
+            note = self._curves.note(job.job_id) if job.tell == Told.ALL and _printed_all(job, result) else ""
+            say = _last_words(job, result, "; ".join(filter(None, (problem, note))))
         if not chunks and say is None:
             return
         draft.chunks += chunks
@@ -329,6 +331,11 @@ class Reporter:
                 job.refusal = error.message
             else:
                 job.quiet_until = time.monotonic() + _DOUBT_S
+
+
+def _printed_all(job: Tracked, result: JobReport) -> bool:
+    """Whether the output of a job is all its task prints. One that failed may not have come so far as to print."""
+    return result.reason is Reason.COMPLETED or (result.reason is Reason.TIME_LIMIT and not job.order.chained)
 
 
 def _last_words(job: Tracked, result: JobReport, problem: str) -> JobReport:

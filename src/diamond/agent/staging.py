@@ -262,6 +262,7 @@ class Stager:
             launcher_python=sys.executable,
             scheduler=scheduler,
             num_nodes=spec.num_nodes,
+            min_nodes=spec.min_nodes or 0,
             chained=order.chained and not is_work,
             previous=str(previous.path) if previous is not None else "",
             modules=spec.slurm.modules if scheduler == "slurm" else (),

@@ -97,7 +97,7 @@ class Pattern:
                 # Where nothing fixed stands before it, a number begins where one can begin, not in a word or number.
                 starts = "" if place and parts[place - 1][0] == "text" else r"(?<![0-9A-Za-z_.])"
                 group += 1
-                current += rf"{starts}(?=({NUMBER}))\{group}"
+                current += rf"{starts}(?=({NUMBER}))(?:\{group})"  # in brackets: a digit may stand behind it
         return Pattern(text, names, tuple(segments), tuple(literals))
 
     def match(self, line: str) -> dict[str, int | float | str] | None:
@@ -194,6 +194,7 @@ class Reader:
         self._credit = _FIRST_CREDIT  # how many states of bars may count now
         self._place: int | float = 0
         self._counts = [0] * len(self._patterns or ())
+        self._matched = [False] * len(self._patterns or ())
         self._last_of_bar: Record = {}
 
     @property
@@ -269,6 +270,7 @@ class Reader:
             one = pattern.match(line)
             if one is not None:
                 first = place if first < 0 else first
+                self._matched[place] = True
                 values = {**one, **values}
         for name in reversed(_PLACES):  # the step wins
             at = values.pop(name, None)
@@ -280,6 +282,14 @@ class Reader:
             return self._place, values
         self._counts[first] += 1
         return self._counts[first] - 1, values
+
+    def unmatched(self) -> list[str]:
+        """The patterns that no line has matched so far."""
+        return [pattern.text for pattern, has in zip(self._patterns or (), self._matched, strict=True) if not has]
+
+    def pass_over(self) -> None:
+        """Lines come that are not read: whether a pattern would have matched one of them nobody knows."""
+        self._matched = [True] * len(self._matched)
 
     # Across a restart
 
@@ -297,6 +307,7 @@ class Reader:
             "credit": self._credit,
             "place": self._place,
             "counts": list(self._counts),
+            "matched": list(self._matched),
             "last_of_bar": dict(self._last_of_bar),
         }
 
@@ -318,6 +329,11 @@ class Reader:
         counts = raw.get("counts")
         if isinstance(counts, list) and len(counts) == len(self._counts) and all(map(_is_number, counts)):
             self._counts = [int(count) for count in counts]
+        matched = raw.get("matched")
+        if isinstance(matched, list) and len(matched) == len(self._matched):
+            self._matched = [one is True for one in matched]
+        elif raw:  # an older agent's, which kept none
+            self.pass_over()
         if as_next:
             return
         self._skipping = raw.get("skipping") is True

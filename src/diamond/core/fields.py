@@ -19,6 +19,8 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _RESERVED_ENV = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 )
+# Of Diamond's own, these are for users: how a training starts (docs/training.md).
+_SWITCHES = frozenset({"DIAMOND_STANDBYS", "DIAMOND_GLOBAL_BATCH"})
 # Bash keeps these for itself: setting one is an error there, or changes what a script means.
 _SHELL_ENV = frozenset({"UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "POSIXLY_CORRECT"})
 _PATH_ENV = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MANPATH"})
@@ -97,7 +99,7 @@ def check_env_name(name: object) -> None:
             f"{str(name)[:60]!r} is not a variable name",
             hint="use letters, digits and underscores, not starting with a digit",
         )
-    if name in _RESERVED_ENV or name.startswith("DIAMOND_"):
+    if name in _RESERVED_ENV or (name.startswith("DIAMOND_") and name not in _SWITCHES):
         raise InvalidInput(f"{name} is set by Diamond itself", hint="choose another name")
     if name in _SHELL_ENV:
         raise InvalidInput(f"{name} belongs to the shell and cannot be set", hint="choose another name")

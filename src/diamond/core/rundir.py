@@ -30,6 +30,7 @@
     over            made by job.sh of a chain when nothing is left to do
     warning         made by job.sh on several nodes when the job's time is about to end; read by launch.py
     not-needed      made by job.sh of a successor that found `over` in the directory before it
+    out-of-time     made by diamond.train outside of a chain, when it ends because the job's time is about to
     setup.done      made by job.sh of a chain; its successors need no setup
     exit.node0.json made by launch.py, per node
     hung.node0.json made by launch.py, or by diamond.train in a lone process, when a rank stood still
@@ -148,6 +149,10 @@ class RunDir:
         return self.path / "not-needed"
 
     @property
+    def out_of_time(self) -> Path:
+        return self.path / "out-of-time"
+
+    @property
     def started(self) -> Path:
         return self.path / "started"
 
@@ -193,6 +198,7 @@ class ExitRecord:
     ended_at: float
     host: str
     more: bool = False  # a link of a chain that wants to go on in another job
+    warned: bool = False  # with SIGUSR1, as schedulers do before a job's time is over
 
     @property
     def signal(self) -> int | None:
@@ -289,6 +295,7 @@ def read_exit(run_dir: RunDir) -> ExitRecord | None:
             ended_at=moment(raw["ended_at"]),
             host=clean(host, 255),
             more=raw.get("more") is True,
+            warned=raw.get("warned") == 1,
         )
     except (KeyError, ValueError):
         return None

@@ -28,6 +28,7 @@ class ScriptPlan:
     Attributes:
         run_dir: absolute, on the endpoint.
         ranks_per_node: how often `run` is started on each node; 0: once, on the first, and it starts its own ranks.
+        min_nodes: under Slurm, with how many nodes the job goes on when others are lost; 0: it ends with the first.
         scheduler: "local", which warns the job's processes itself, or "slurm", which warns this script.
         chained: whether the job may ask to be continued.
         previous: absolute path of the run directory this one continues; empty for a first job.
@@ -48,6 +49,7 @@ class ScriptPlan:
     launcher_python: str = "python3"
     scheduler: str = "local"
     num_nodes: int = 1
+    min_nodes: int = 0
     chained: bool = False
     previous: str = ""
     modules: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class ScriptPlan:
 _HEAD = """\
 #!/usr/bin/env bash
 # Diamond job {job_id}. Generated; your commands are in run.sh and setup.sh beside it.
-
+{directives}
 # A trap that does something is reset in children, so programs get the signal and this shell outlives them. First of
 # all, since a warning may come at any moment.
 warned=
@@ -71,9 +73,14 @@ cd -- {run_dir} || exit {no_run_dir}
 
 """
 
+# Read by sbatch, above the first command. Slurm then takes a lost node out of the job instead of ending it.
+_NO_KILL = """\
+#SBATCH --no-kill
+"""
+
 # Slurm itself starts a job again when somebody requeues it; the run before is over then.
 _RESTARTED = """\
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning out-of-time; fi
 
 """
 
@@ -99,8 +106,8 @@ _MORE = """\
 """
 
 _FINISH = """\
-  printf '{{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}}' \\
-    "$1" "$2" "${{began/,/.}}" "${{ended/,/.}}" "$more" "${{HOSTNAME//[^A-Za-z0-9._-]/}}" 1<> exit.tmp
+  printf '{{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"warned":%d,"host":"%s"}}' \\
+    "$1" "$2" "${{began/,/.}}" "${{ended/,/.}}" "$more" "${{warned:-0}}" "${{HOSTNAME//[^A-Za-z0-9._-]/}}" 1<> exit.tmp
   mv -f exit.tmp exit.json
 {over}{wipe}  exit "$2"
 }}
@@ -216,13 +223,13 @@ finish run $?
 # until the child is gone, so the child goes to the background. A trap ends a wait early, and the child may have ended
 # meanwhile, which is why it is asked for once more at the end.
 _WAIT = """\
-child=$!
+child={child}
 trap '{on_warning}' USR1
 # Warned before there was anybody to tell: once the program had time to say that it listens.
 if [[ -n $warned ]]; then (sleep 2; {on_warning}) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
-finish run "$((again == 127 ? code : again))"
+{others}finish run "$((again == 127 ? code : again))"
 """
 
 # The default action of the signal would end a program that does not expect it.
@@ -263,9 +270,45 @@ export DIAMOND_LAUNCH_KEY
 """
 
 _STEP = (
-    'exec "$DIAMOND_SRUN" --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 '
+    'exec "$DIAMOND_SRUN" {nodes} --ntasks-per-node=1 '
     '--cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=0 --export=ALL \\\n   '
 )
+
+# What Slurm does with a lost node, and why one step for all nodes would not do, is in docs/adr/0008. kill.json says why
+# a job was ended (see `diamond.agent.schedulers.causes`): the others, not Slurm, end one whose first node is lost.
+_EACH_NODE = """\
+# Each node has a step of its own: one for all counts as failed when a node is lost, and srun may wait for it for ever.
+DIAMOND_NODES=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+export DIAMOND_NODE DIAMOND_FIRST_NODE=${{DIAMOND_NODES[0]}} DIAMOND_PATH=$PATH
+# When the first node is lost, nobody is left who ends the job: Slurm would keep the others until its time is over.
+DIAMOND_STEP='trap : HUP INT TERM USR1 USR2
+"$@"; code=$?
+PATH=$DIAMOND_PATH
+until [[ $code -eq 0 || $code -eq {more} || $DIAMOND_NODE -eq 0 || -e $DIAMOND_RUN_DIR/exit.node0.json ]]; do
+  sleep 5
+  left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && left=($(scontrol show hostnames "$left")) || continue
+  if [[ " ${{left[*]}} " != *" $DIAMOND_FIRST_NODE "* ]]; then
+    printf "{{\\"reason\\":\\"NODE_FAIL\\",\\"detail\\":\\"the first node of the job went down (%s)\\",\\"at\\":%d}}" \\
+      "$DIAMOND_FIRST_NODE" "$(date +%s)" > "$DIAMOND_RUN_DIR/kill.json"
+    scancel "$SLURM_JOB_ID"
+  fi
+done
+exit "$code"'
+steps=()
+for ((DIAMOND_NODE = 0; DIAMOND_NODE < {nodes}; DIAMOND_NODE++)); do
+"""
+
+_EACH_NODE_END = """\
+steps+=($!)
+done
+"""
+
+# A lost node's srun may wait for it until Slurm has noticed, and says nothing about the training.
+_OTHERS = """\
+# How it ended the first node knows; the others end with it, but for those that are lost.
+for ((waited = 0; waited < 150; waited++)); do kill -0 "${steps[@]:1}" || break; sleep 0.2; done
+kill "${steps[@]:1}"
+"""
 
 
 def job_script(plan: ScriptPlan) -> str:
@@ -273,7 +316,8 @@ def job_script(plan: ScriptPlan) -> str:
     assert plan.job_id.isprintable(), "a job id must not end the comment it stands in"
     previous = shlex.quote(plan.previous)
     numbers = {"no_run_dir": NO_RUN_DIR, "already_started": ALREADY_STARTED, "not_needed": NOT_NEEDED}
-    text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), **numbers)
+    directives = _NO_KILL if _may_shrink(plan) else ""
+    text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), directives=directives, **numbers)
     if plan.scheduler == "slurm":
         text += _RESTARTED
     measures = plan.measure and _starts_once(plan)  # where ranks are started, the launcher sees to it on each node
@@ -315,6 +359,10 @@ def _starts_once(plan: ScriptPlan) -> bool:
     return plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
 
 
+def _may_shrink(plan: ScriptPlan) -> bool:
+    return plan.scheduler == "slurm" and plan.ranks_per_node > 0 and 0 < plan.min_nodes < plan.num_nodes
+
+
 def _run(plan: ScriptPlan) -> str:
     python = shlex.quote(plan.launcher_python)
     ranks = _ONE_RANK if plan.ranks_per_node == 1 else ""
@@ -324,18 +372,44 @@ def _run(plan: ScriptPlan) -> str:
         return text.format(python=python, ranks=plan.ranks_per_node, run=run)
     if _starts_once(plan):
         measure = _MEASURE if plan.measure else ""
-        return measure + _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _WAIT.format(on_warning="warn")
-    several = plan.num_nodes > 1
+        return measure + _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _wait("warn")
+    if plan.num_nodes == 1:
+        start = _SLURM_RANKS.format(
+            python=python, ranks=plan.ranks_per_node, several="", step="exec ", rendezvous=_measuring(plan), run=run
+        )
+        return start + _wait('warned=1; kill -USR1 "$child"')
+    return _several_nodes(plan, python, run)
+
+
+def _several_nodes(plan: ScriptPlan, python: str, run: str) -> str:
+    nodes, may_shrink = plan.num_nodes, _may_shrink(plan)
+    rendezvous = f' --nodes {nodes} --warning-file "$DIAMOND_RUN_DIR/warning"'
+    if may_shrink:
+        rendezvous += f' --node-rank "$DIAMOND_NODE" --min-nodes {plan.min_nodes}'
+    in_step, program = f"--nodes={nodes} --ntasks={nodes}", ""
+    if may_shrink:  # not --relative: that of 0 means any node
+        in_step = '--nodes=1 --ntasks=1 --nodelist="${DIAMOND_NODES[DIAMOND_NODE]}"'
+        program = '"$DIAMOND_BASH" -c "$DIAMOND_STEP" step '
     start = _SLURM_RANKS.format(
         python=python,
         ranks=plan.ranks_per_node,
-        several=_SEVERAL_NODES.format() if several else "",
-        step=_STEP.format(nodes=plan.num_nodes) if several else "exec ",
-        rendezvous=(f' --nodes {plan.num_nodes} --warning-file "$DIAMOND_RUN_DIR/warning"' if several else "")
-        + (' --measure "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/measure.sh"' if plan.measure else ""),
+        several=_SEVERAL_NODES.format() + (_EACH_NODE.format(nodes=nodes, more=CONTINUE) if may_shrink else ""),
+        step=_STEP.format(nodes=in_step) + program,
+        rendezvous=rendezvous + _measuring(plan),
         run=run,
     )
-    return start + _WAIT.format(on_warning="warned=1; : > warning" if several else 'warned=1; kill -USR1 "$child"')
+    on_warning = "warned=1; : > warning"
+    if not may_shrink:
+        return start + _wait(on_warning)
+    return start + _EACH_NODE_END + _wait(on_warning, child="${steps[0]}", others=_OTHERS)
+
+
+def _measuring(plan: ScriptPlan) -> str:
+    return ' --measure "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/measure.sh"' if plan.measure else ""
+
+
+def _wait(on_warning: str, child: str = "$!", others: str = "") -> str:
+    return _WAIT.format(on_warning=on_warning, child=child, others=others)
 
 
 def env_file(envs: Mapping[str, str]) -> bytes:

@@ -103,6 +103,8 @@ class TaskSpec:
     project: str | None = field(default=None, metadata={"parse": parse_project})  # None: its owner's own
     workdir: str | None = field(default=None, metadata={"parse": parse_source})
     num_nodes: int = field(default=1, metadata=_whole_number(1, 100_000))
+    # With how many nodes a training goes on when others are lost; None: a job ends with the first node it loses.
+    min_nodes: int | None = field(default=None, metadata=_whole_number(1, 100_000))
     ranks_per_node: int = field(default=1, metadata=_whole_number(0, 1024))  # 0: `run` starts its own
     resources: Resources = field(default_factory=Resources)
     image: Recipe | None = None  # the environment it runs in, described here; resources.image_id names one instead
@@ -120,6 +122,18 @@ class TaskSpec:
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
 
     def __post_init__(self) -> None:
+        if self.min_nodes is not None and self.min_nodes > self.num_nodes:
+            raise InvalidInput(
+                f"{self.min_nodes} nodes are more than the task has",
+                hint=f"give at most num_nodes, which is {self.num_nodes}",
+                field="min_nodes",
+            )
+        if self.min_nodes is not None and self.ranks_per_node == 0:
+            raise InvalidInput(
+                "Diamond cannot bring back ranks that `run` starts itself",
+                hint="leave min_nodes out, or give ranks_per_node and let Diamond start them",
+                field="min_nodes",
+            )
         if self.image is not None and self.resources.image_id:
             raise InvalidInput(
                 "the task names an image and describes one as well",

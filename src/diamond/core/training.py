@@ -130,10 +130,12 @@ class Training:
     Attributes:
         by_size: what it did at each size it had, the most recent first.
         remaining_s: seconds of training to do; None when that is not known, or the task is over.
-        jobs_expected: how many jobs are to follow the one that runs; None when that is not known.
+        jobs_expected: how many jobs are to come, beside one that runs; None when that is not known.
         walltime_s: how long one of them may run; None for as long as it likes.
         chained: whether another job follows one whose time is over.
         over_s: how much longer than the task's `max_duration` it will take at this pace; None when it fits.
+        stage: `running` while a job runs; `ending` when its program has ended and what follows is not settled yet;
+            `waiting` for the next job; `over` when none comes.
     """
 
     latest: Measure | None = None
@@ -143,6 +145,7 @@ class Training:
     walltime_s: float | None = None
     chained: bool = False
     over_s: float | None = None
+    stage: str = "running"
 
 
 Size = tuple[int, int, int | None, str]

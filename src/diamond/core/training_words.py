@@ -45,28 +45,46 @@ def progress(measure: Measure) -> str:
 
 
 def outlook(training: Training) -> list[str]:
-    """How long it still takes and in how many jobs, as sentences; none when that is not known."""
-    left, jobs, walltime_s = training.remaining_s, training.jobs_expected, training.walltime_s
-    if left is None:
+    """How long it still takes and in how many jobs, as sentences; none when that is not known, or the task is over."""
+    left = training.remaining_s
+    if left is None or training.stage == "over":
         return []
     if left == 0:
         return ["All steps are done."]
-    said = [f"About {about(left)} of training left at this pace."]
-    if walltime_s is None:
-        pass
-    elif jobs is None:
-        said.append(f"A job of {length(walltime_s)} is too short to get further.")
-    elif jobs == 0:
-        said.append("It should be done within this job.")
-    elif training.chained:
-        said.append(f"About {jobs:,} more {'job' if jobs == 1 else 'jobs'} of {length(walltime_s)} expected.")
-    elif training.over_s is None:
-        said.append(f"That is longer than its job may run ({length(walltime_s)}), and none follows it.")
+    pace = "at this pace" if training.stage == "running" else "at the pace of its last job"
+    said = [f"About {about(left)} of training left {pace}.", _in_jobs(training)]
     if training.over_s is not None:
         said.append(
             f"That is {about(training.over_s)} more than max_duration leaves it: run it again with a larger one."
         )
-    return said
+    return [each for each in said if each]
+
+
+def _in_jobs(training: Training) -> str:
+    """What that means in jobs: of the one that runs, or of those to come."""
+    jobs, walltime_s = training.jobs_expected, training.walltime_s
+    if walltime_s is None or (training.stage == "ending" and not training.chained):
+        return ""
+    if jobs is None:
+        return f"A job of {length(walltime_s)} is too short to get further."
+    if training.chained and jobs > 0:
+        return f"About {jobs:,} more {'job' if jobs == 1 else 'jobs'} of {length(walltime_s)} expected."
+    if training.stage != "running":
+        return _in_next_job(training, jobs, walltime_s)
+    if jobs == 0:
+        return "It should be done within this job."
+    if training.over_s is None:
+        return f"That is longer than its job may run ({length(walltime_s)}), and none follows it."
+    return ""
+
+
+def _in_next_job(training: Training, jobs: int, walltime_s: float) -> str:
+    """Of a task that is tried once more: whether it goes on or begins anew is the program's affair."""
+    if jobs <= 1:
+        return "The next job should finish it, if it goes on from a checkpoint."
+    if training.over_s is None:
+        return f"That is longer than the next job may run ({length(walltime_s)}), and none follows that one."
+    return ""
 
 
 def slowest(rank: Slowest) -> str:

@@ -56,6 +56,8 @@ class Cohort:
     def __init__(self, pulse: Pulse, line: int = -1) -> None:
         self.pulse = pulse
         self.is_led = line >= 0
+        self._line = line
+        self._told_of_save = False
         self._watch: Watch | None = None
 
     def look_after(self, hang_after_s: float | None) -> None:
@@ -64,6 +66,13 @@ class Cohort:
         if not self.is_led and self._watch is None:
             self._watch = Watch(self.pulse.memory)
             self._watch.start()
+
+    def saved(self) -> None:
+        """Tell the launcher, once, that there is a checkpoint to go on from."""
+        if self.is_led and not self._told_of_save:
+            self._told_of_save = True
+            with contextlib.suppress(OSError):
+                os.write(self._line, b"saved\n")
 
     def leave(self) -> None:
         """End at once because another rank is gone; the launcher starts all anew."""

@@ -6,6 +6,7 @@ scheduler tells when the job ends. Standard library only, Python 3.8 syntax.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -70,7 +71,17 @@ def exit_code(number: int, *, is_main: bool) -> int:
     """With which code to end, so that whoever started this process starts it again: `number` is why it ends."""
     path = os.environ.get("DIAMOND_CONTINUE_FILE")
     if path is None:
+        if is_main and number == signal.SIGUSR1:
+            _note_out_of_time()
         return 128 + number
     if is_main:
         Path(path).touch()
     return CONTINUE
+
+
+def _note_out_of_time() -> None:
+    """For the agent, to which the code alone would mean that somebody's signal ended the program."""
+    folder = os.environ.get("DIAMOND_RUN_DIR")
+    if folder and job_ends_at() is not None:
+        with contextlib.suppress(OSError):
+            Path(folder, "out-of-time").touch()

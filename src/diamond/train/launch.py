@@ -163,7 +163,7 @@ class Launcher:
         self._stop_at: float | None = None  # when to send SIGTERM to the ranks that outlived a failed one
         self._kill_at: float | None = None  # when to send SIGKILL; set as soon as the ranks were told to stop
         self._killed = False
-        self._stop_signal = 0
+        self._stop_signal = self._told = 0  # the first is also set by a failure, the second only by others
         self._measurer: subprocess.Popen[bytes] | None = None
         self._look_at: float | None = time.monotonic() if options.warning_file else None
         self._wake_fd = -1
@@ -192,6 +192,8 @@ class Launcher:
             if rank.proc is not None and rank.exit_code is not None:
                 rank.proc.wait()
         code = self._exit_code()
+        if self._keeper is not None:
+            code = self._keeper.code(code)
         self._write_exit_file(code)
         return code
 
@@ -216,6 +218,7 @@ class Launcher:
             self._warn_ranks(number)
             return
         if number in STOP_SIGNALS:
+            self._told = self._told or number
             self._stop(number)
         else:
             self._signal_groups(number)
@@ -409,6 +412,11 @@ class Launcher:
     @property
     def is_ending(self) -> bool:
         return self._kill_at is not None or self._first_failed is not None
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """By whoever ends the job; Ctrl-C is a person's wish, after which nothing goes on."""
+        return self._told == signal.SIGTERM
 
     def wake(self) -> None:
         """End the wait in the selector; from any thread."""

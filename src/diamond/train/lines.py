@@ -58,7 +58,7 @@ class Line:
 
     def said(self) -> set[str]:
         """What it has said since it was started: `here`, when it uses `diamond.train.run`; `cuda`, when it has a GPU
-        already, which no standby may."""
+        already, which no standby may; `saved`, when there is a checkpoint; `failed`, when it ends by its own error."""
         with contextlib.suppress(OSError):
             while True:
                 more = self._ours.recv(4096)

@@ -54,6 +54,9 @@ class Keeper:
         self._lost: Any = None  # the rank whose loss ended the generation
         self._why = ""
         self._best = self._fruitless = self._hangs = 0
+        self._has_saved = False  # whether there is a checkpoint to go on from
+        self._has_trained = True  # all ranks of this generation; those of the first end as they like
+        self._is_cut_short: bool | None = None  # whether it was told to stop while ranks were coming back
         self.restarts = 0
         self._look_at = self._looked_at = self._awake_since = 0.0
         self._warned_in = 0
@@ -118,6 +121,8 @@ class Keeper:
 
     def tick(self, now: float) -> float | None:
         """Do what is due; when to come again."""
+        if self._launcher.is_ending and self._is_cut_short is None:
+            self._is_cut_short = self._launcher.is_told_to_stop and self._is_regrouping() and self._may_go_on_later()
         if self._state == RUNNING:
             if self._launcher.is_ending:
                 self._due = self._asked_at = None
@@ -160,6 +165,22 @@ class Keeper:
         deadlines = [self._look_at if self._state == RUNNING else now + 0.2]
         return min(deadlines + ([self._due] if self._due is not None else []))
 
+    def _is_regrouping(self) -> bool:
+        """From the loss of a rank until all train again: nobody can save meanwhile."""
+        is_under_way = self._state != RUNNING or self._due is not None or self._asked_at is not None
+        if is_under_way or any(map(_is_lost, self._launcher.ranks)):  # lost in the very moment of the stop
+            return True
+        return not self._has_trained and not all(line.sign().steps for line in self._lines.values())
+
+    def _may_go_on_later(self) -> bool:
+        """Whether another job can do what this one was about to: no rank failed by itself, and something is saved."""
+        failed = any("failed" in line.said() for line in self._lines.values())
+        return self._is_known and self._fruitless < FRUITLESS and not failed and self._knows_of_save()
+
+    def _knows_of_save(self) -> bool:
+        self._has_saved = self._has_saved or any("saved" in line.said() for line in self._lines.values())
+        return self._has_saved
+
     def _count(self) -> None:
         """Whether the generation came further than those before it."""
         reached = max((line.sign().step for line in self._lines.values()), default=0)
@@ -182,7 +203,7 @@ class Keeper:
 
     def _begin(self, plan: Plan) -> None:
         self.restarts += 1
-        self._generation, self._state = plan.generation, RUNNING
+        self._generation, self._state, self._has_trained = plan.generation, RUNNING, False
         how = "a node is taken in" if self._team.is_gentle else "others were lost"
         if self._lost is not None:
             how = f"rank {self._lost.number} {_ending(self._lost)}"
@@ -237,6 +258,7 @@ class Keeper:
         if hung(self._lines, now, self._awake_since):
             self._on_hang(now)
         elif all(one.steps > 0 for one in signs):
+            self._has_trained = True
             self._keep_standbys()
 
     def _keep_standbys(self) -> None:
@@ -315,6 +337,19 @@ class Keeper:
         """A rank failed in a way that no new beginning mends."""
         self._team.finish()
 
+    def code(self, code: int) -> int:
+        """With which code the launcher ends; `code` is what its ranks make of it.
+
+        A chain goes on where a job was told to stop while nobody could save: from its last checkpoint.
+        """
+        path = os.environ.get("DIAMOND_CONTINUE_FILE")
+        if code in (0, CONTINUE) or path is None or not self._is_cut_short:
+            return code
+        with contextlib.suppress(OSError), open(path, "w", encoding="ascii"):
+            pass
+        self._launcher.say("stopped while ranks were coming back; the next job goes on from the last checkpoint")
+        return CONTINUE
+
     def dismiss_standbys(self) -> None:
         self._wants_standby = False
         for local_rank in list(self._standby):
@@ -326,6 +361,7 @@ class Keeper:
         self._close_lines()
 
     def _close_lines(self) -> None:
+        self._knows_of_save()
         while self._lines:
             self._lines.popitem()[1].close()
 
@@ -335,6 +371,11 @@ def _crash(rank: Any) -> int:
     if rank.signal:
         return int(rank.signal)
     return rank.exit_code - 128 if rank.exit_code - 128 in CRASHES else 0
+
+
+def _is_lost(rank: Any) -> bool:
+    """Whether it ended in a way that a new beginning mends."""
+    return rank.exit_code is not None and (rank.exit_code == PEER_LOST or _crash(rank) in CRASHES)
 
 
 def _ending(rank: Any) -> str:

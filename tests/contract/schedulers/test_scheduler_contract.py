@@ -270,6 +270,18 @@ echo after"""
         assert (seen.reason, seen.exit_code) == (Reason.COMPLETED, 0)
         assert bench.log(job).endswith("warned\n")
 
+    @local_only("Slurm counts in minutes: see test_slurm_result")
+    def test_who_dies_of_the_warning_ran_out_of_time(self, bench: Any) -> None:
+        job = bench.submit("trap 'trap - USR1; kill -USR1 $$' USR1; echo up; while :; do sleep 0.05; done",
+                           time_limit_s=5.0, warn_s=4.0)  # fmt: skip
+        seen = bench.result(job)
+        assert (seen.state, seen.reason, seen.exit_code) == (JobState.FAILED, Reason.TIME_LIMIT, 138)
+        assert "the limit was 5s" in seen.detail
+
+    def test_who_dies_of_such_a_signal_otherwise_did_not(self, bench: Any) -> None:
+        seen = bench.result(bench.submit("kill -USR1 $$", time_limit_s=60.0))
+        assert (seen.reason, seen.signal) == (Reason.SIGNALLED, signal.SIGUSR1)
+
     @local_only("Slurm keeps it")
     def test_time_limit_holds_across_a_restart(self, bench: Any) -> None:
         job = bench.submit("echo up; sleep 60", time_limit_s=2.0)

@@ -48,6 +48,10 @@ class Trainer:
         state = JobState.FAILED if reason is Reason.TIME_LIMIT else JobState.SUCCEEDED
         self._tell(JobReport(job_id=job_id, state=state, reason=reason, ended_at=self.clock()))
 
+    def finish(self, job_id: str) -> None:
+        """Its program has ended."""
+        self._tell(JobReport(job_id=job_id, state=JobState.FINISHING))
+
     def write(self, job_id: str, raw: bytes) -> None:
         offset = self.sent.get(job_id, 0)
         chunk = StreamChunk.of(job_id, "train", offset, raw)
@@ -90,16 +94,20 @@ def test_the_jobs_that_are_to_follow(trainer: Trainer) -> None:
     trainer.measure(first, 330)
     assert trainer.stands(task_id).jobs_expected == 3, "6,700 s in jobs of 3,300"
     trainer.end(first, Reason.TIME_LIMIT)
-    assert trainer.stands(task_id).jobs_expected == 3, "none runs now"
+    found = trainer.stands(task_id)
+    assert (found.jobs_expected, found.stage) == (3, "waiting"), "none runs now"
     second = trainer.start(task_id)
     assert trainer.stands(task_id).jobs_expected == 2, "it has begun, though its program has not"
     trainer.clock.advance(400)
     trainer.measure(second, 660, step_s=1.0, steps=100, world=4, nodes=2, samples_per_s=64.0)
     found = trainer.stands(task_id)
-    assert (found.jobs_expected, found.remaining_s) == (0, 340.0)
+    assert (found.jobs_expected, found.remaining_s, found.stage) == (0, 340.0, "running")
     assert [(row.nodes, row.samples_per_s, row.windows) for row in found.by_size] == [(2, 64.0, 1), (1, 6.4, 2)]
+    trainer.finish(second)
+    assert trainer.stands(task_id).stage == "ending", "its outputs are on their way"
     trainer.end(second, Reason.COMPLETED)
     found = trainer.stands(task_id)
+    assert found.stage == "over"
     assert (found.remaining_s, found.jobs_expected, len(found.by_size)) == (None, None, 2), "it is over"
 
 

@@ -187,7 +187,7 @@ def test_a_restored_server_is_told_everything_again(server: Any, start: Start, u
     running, done = server.order("echo up; sleep 60"), server.order("echo result")
     server.result(done)
     until(lambda: server.log(running) == "up\n")
-    until(lambda: server.hellos[-1]["facts"]["filesystems"], "it has looked at the machine")
+    until(lambda: server.hellos[-1]["facts"]["filesystems"], "it has looked at the machine", 90)
     told = len(server.hellos)
     # A backup from before it heard of either's log and end.
     server.epoch = "epoch-2"

@@ -207,3 +207,63 @@ def test_a_flood_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = points(tmp_path)
     assert 50 < len(found) < 80
     assert found[-1]["loss"] == 0.5
+
+
+def test_patterns_that_matched_nothing_are_named_at_the_end(tmp_path: Path) -> None:
+    asked = order(curves=["loss {loss}", "Acc: {acc}", "lr={lr}"])
+    curves = PlainCurves()
+    say(tmp_path, "loss 3\n")
+    curves.gather(asked, tmp_path, is_over=False)
+    assert curves.note(FIRST) == "", "they may still come"
+    say(tmp_path, "acc: 0.5\nlr=0.1")
+    assert curves.gather(asked, tmp_path, is_over=True)
+    said = "curve pattern 'Acc: {acc}' matched no line of the output; compare with the log, where capitals count"
+    assert curves.note(FIRST) == said
+    again = PlainCurves()  # another process, which goes on from what the first one kept
+    again.gather(asked, tmp_path, is_over=True)
+    assert again.note(FIRST) == said
+    assert curves.note(SECOND) == "", "nothing was read of it"
+
+
+def test_many_patterns_that_matched_nothing(tmp_path: Path) -> None:
+    curves = PlainCurves()
+    say(tmp_path, "nothing\n")
+    curves.gather(order(curves=[f"p{place}: {{v}}" for place in range(5)]), tmp_path, is_over=True)
+    assert curves.note(FIRST).startswith("curve patterns 'p0: {v}', 'p1: {v}', 'p2: {v}' and 2 more matched no line")
+
+
+def test_what_matched_in_an_earlier_job_of_a_chain_counts(tmp_path: Path) -> None:
+    spec = {"curves": ["loaded {seconds} s", "loss {loss}"]}
+    for job_id in (FIRST, SECOND):
+        (tmp_path / job_id).mkdir()
+    say(tmp_path / FIRST, "loaded 3 s\n")
+    curves = PlainCurves()
+    curves.gather(order(**spec), tmp_path / FIRST, is_over=True)
+    curves.gather(order(SECOND, continues=FIRST, **spec), tmp_path / SECOND, is_over=True)
+    assert "'loss {loss}' matched no line" in curves.note(SECOND) and "loaded" not in curves.note(SECOND)
+
+
+@pytest.mark.parametrize("spec", [{}, {"curves": False}, {"curves": ["loss: {loss}"]}])
+def test_no_note_where_nobody_asked_or_all_is_well(tmp_path: Path, spec: dict[str, Any]) -> None:
+    curves = PlainCurves()
+    say(tmp_path, "loss: 1\n" if isinstance(spec.get("curves"), list) else "hello\n")
+    curves.gather(order(**spec), tmp_path, is_over=True)
+    assert curves.note(FIRST) == ""
+
+
+@pytest.mark.parametrize("state", ["{}", '{"offset": 0, "own_bytes": 0, "at": 0, "lines": "", "reader": {"place": 1}}'])
+def test_no_note_where_lines_may_have_been_missed(tmp_path: Path, state: str) -> None:
+    """A state that cannot be read, and one of an agent that kept no such thing."""
+    say(tmp_path, "hello\n")
+    RunDir(tmp_path).curves.write_text(state)
+    curves = PlainCurves()
+    curves.gather(order(curves=["loss: {loss}"]), tmp_path, is_over=True)
+    assert curves.note(FIRST) == ""
+
+
+def test_no_note_after_a_flood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_curves, "_LAST_BYTES", 1000)
+    say(tmp_path, "words\n" * 10_000)
+    curves = PlainCurves()
+    curves.gather(order(curves=["loss: {loss}"]), tmp_path, is_over=True)
+    assert curves.note(FIRST) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,7 +80,9 @@ class Bench:
             received.setdefault(chunk.job_id, {})[chunk.stream] = chunk.offset + len(data)
         return encode(ReportAck(epoch="1", states={one.job_id: one.state for one in report.jobs}, received=received))
 
-    def job(self, name: str = "job_00000001", log: bytes = b"", **result: Any) -> Tracked:
+    def job(
+        self, name: str = "job_00000001", log: bytes = b"", curves: tuple[str, ...] | None = None, **result: Any
+    ) -> Tracked:
         run_dir = RunDir(self.folder / name)
         run_dir.path.mkdir()
         run_dir.stream("log").write_bytes(log)
@@ -89,7 +92,7 @@ class Bench:
             task_name="t",
             attempt=1,
             desired=Desired.RUN,
-            spec=TaskSpec(run="true"),
+            spec=TaskSpec(run="true", curves=curves),
             received=dict.fromkeys(STREAMS, 0),
         )
         job = Tracked(order, run_dir.path)
@@ -274,3 +277,27 @@ def test_details_are_bounded(bench: Bench) -> None:
     assert len(report_of(job, seen).detail) == 4000
     result = JobReport(job_id="j", state=JobState.FAILED, reason=Reason.LOST, detail="x" * 100_000)
     assert len(reduced(result, "y" * 100_000).detail) < 1000
+
+
+@pytest.mark.parametrize(
+    ("reason", "chained", "detail", "said"),
+    [
+        (Reason.COMPLETED, False, "", "{note}"),
+        (Reason.COMPLETED, True, "", "{note}"),
+        (Reason.TIME_LIMIT, False, "the limit was 1m", "the limit was 1m; {note}"),
+        (Reason.TIME_LIMIT, True, "the limit was 1m", "the limit was 1m"),
+        (Reason.CONTINUED, True, "it goes on", "it goes on"),
+        (Reason.EXIT_NONZERO, False, "exit code 1", "exit code 1"),
+    ],
+)
+def test_a_curve_pattern_that_matched_nothing_is_told_with_the_result(
+    bench: Bench, reason: Reason, chained: bool, detail: str, said: str
+) -> None:
+    job = bench.job(log=b"Loss: 1\n", curves=("loss: {loss}",))
+    job.order = replace(job.order, chained=chained)
+    state = JobState.SUCCEEDED if reason in (Reason.COMPLETED, Reason.CONTINUED) else JobState.FAILED
+    bench.table.set_result(job, JobReport(job_id=job.job_id, state=state, reason=reason, detail=detail))
+    bench.settle()
+    note = "curve pattern 'loss: {loss}' matched no line of the output; compare with the log, where capitals count"
+    assert bench.delivered == [job]
+    assert bench.sent[-1].jobs[0].detail == said.replace("{note}", note)

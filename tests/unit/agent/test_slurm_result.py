@@ -36,9 +36,9 @@ class Left:
             name="job_1", run_dir=self.folder, script=self.folder / "job.sh", time_limit_s=3600.0
         )
 
-    def record(self, code: int, *, ended_at: float = ENDED_AT, phase: str = "run") -> Left:
+    def record(self, code: int, *, ended_at: float = ENDED_AT, phase: str = "run", **more: Any) -> Left:
         self.started()
-        raw = {"phase": phase, "exit_code": code, "started_at": 1_000_000.0, "ended_at": ended_at, "host": "c1"}
+        raw = {"phase": phase, "exit_code": code, "started_at": 1_000_000.0, "ended_at": ended_at, "host": "c1", **more}
         (self.folder / "exit.json").write_text(json.dumps(raw))
         return self
 
@@ -103,6 +103,42 @@ def test_with_a_record(left: Left, state: str, code: int, reason: Reason, words:
 def test_without_a_record(left: Left, state: str, status: Status | None, reason: Reason, words: str) -> None:
     seen = left.started().end(state, reason="NonZeroExitCode", status=status)
     assert seen.reason == reason and words in seen.detail
+
+
+@pytest.mark.parametrize("state", ["FAILED", ""], ids=["Slurm says that it failed", "Slurm has forgotten it"])
+@pytest.mark.parametrize(
+    ("code", "ran_s", "more", "reason"),
+    [
+        (138, 3545, {"warned": 1}, Reason.TIME_LIMIT),
+        (138, 3480, {"warned": 1}, Reason.TIME_LIMIT),  # Slurm warns up to a minute early
+        (138, 600, {"warned": 1}, Reason.SIGNALLED),  # somebody's own scancel --signal
+        (138, 3590, {"warned": 0}, Reason.SIGNALLED),
+        (138, 3590, {}, Reason.SIGNALLED),
+        (139, 3590, {"warned": 1}, Reason.SIGNALLED),
+        (143, 3601, {"warned": 1}, Reason.TIME_LIMIT),
+        (143, 600, {"warned": 1}, Reason.SIGNALLED),
+        (138, 3590, {"warned": 1, "phase": "setup"}, Reason.SETUP_FAILED),
+        (138, 3590, {"warned": 1, "more": True}, Reason.SIGNALLED),  # a link of a chain: it goes on
+        (1, 3590, {"warned": 1}, Reason.EXIT_NONZERO),
+    ],
+)
+def test_ended_by_a_signal_as_its_time_was_over(
+    left: Left, state: str, code: int, ran_s: float, more: dict[str, Any], reason: Reason
+) -> None:
+    seen = left.record(code, ended_at=1_000_000.0 + ran_s, **more).end(state)
+    assert (seen.reason, seen.exit_code) == (reason, code)
+    assert ("the limit was 1h 00m" in seen.detail) is (reason is Reason.TIME_LIMIT)
+
+
+def test_a_training_that_ends_in_time_says_so(left: Left) -> None:
+    """It may need longer to save than the scheduler warns ahead."""
+    (left.folder / "out-of-time").touch()
+    seen = left.record(138, ended_at=1_003_000.0, warned=0).end("FAILED")
+    assert (seen.state, seen.reason) == (JobState.FAILED, Reason.TIME_LIMIT)
+    left.submission = dataclasses.replace(left.submission, time_limit_s=None)
+    seen = left.end("FAILED")
+    assert seen.reason == Reason.TIME_LIMIT and seen.detail.endswith("its time was about to be over")
+    assert left.record(139, ended_at=1_003_000.0).end("FAILED").reason == Reason.SIGNALLED, "it crashed all the same"
 
 
 def test_what_never_began(left: Left) -> None:

@@ -117,6 +117,11 @@ def test_signs_stand_for_themselves_when_doubled() -> None:
     assert read("{'loss': 3} a*b 4", ["{{'loss': {loss}}} a**b {b}"]) == [{"step": 0, "loss": 3, "b": 4}]
 
 
+def test_a_digit_may_stand_behind_a_number() -> None:
+    assert read("loss 0.5x10\nloss 3 0\n", ["loss {loss} 0"]) == [{"step": 0, "loss": 3}]
+    assert read("loss 12\n", ["loss {loss}2"]) == [], "a number is all of its digits"
+
+
 def test_steps() -> None:
     both = ["epoch {epoch}", "step {step}", "loss {loss}"]
     log = "loss 9\nepoch 1 step 10 loss 1\nloss 2\nepoch 2\nloss 3\n"

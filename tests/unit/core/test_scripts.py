@@ -53,6 +53,16 @@ PLANS = {
         num_nodes=2,
         measure=True,
     ),
+    "slurm_fewer_nodes.sh": ScriptPlan(
+        job_id="job_11",
+        run_dir="/scratch/me/jobs/job_11",
+        ranks_per_node=4,
+        has_setup=False,
+        scheduler="slurm",
+        num_nodes=3,
+        min_nodes=2,
+        chained=True,
+    ),
     "slurm_own_ranks.sh": ScriptPlan(
         job_id="job_06",
         run_dir="/scratch/me/jobs/job_06",

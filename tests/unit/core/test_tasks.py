@@ -26,6 +26,7 @@ def test_a_full_spec_round_trips() -> None:
             "name": "naïve 'quoted' $(reboot) 名前",
             "workdir": ".",
             "num_nodes": 2,
+            "min_nodes": 1,
             "ranks_per_node": 4,
             "resources": {"infra": "delta", "accelerators": {"H100": 4}, "cpus": "4+", "memory": 32},
             "envs": {"A": 'multi\nline "quotes" $(reboot)', "N": 3, "F": 1.5, "EMPTY": ""},
@@ -73,6 +74,10 @@ def test_a_full_spec_round_trips() -> None:
         ({"num_nodes": 1.5}, "num_nodes"),
         ({"num_nodes": "2"}, "num_nodes"),
         ({"num_nodes": 10**50}, "num_nodes"),
+        ({"min_nodes": 0}, "min_nodes"),
+        ({"min_nodes": 2}, "min_nodes"),
+        ({"num_nodes": 4, "min_nodes": 5}, "min_nodes"),
+        ({"num_nodes": 4, "min_nodes": 2, "ranks_per_node": 0}, "min_nodes"),
         ({"ranks_per_node": -1}, "ranks_per_node"),
         ({"priority": "high"}, "priority"),
         ({"max_duration": "soon"}, "max_duration"),
@@ -172,3 +177,9 @@ def test_what_cannot_be_seen_is_no_part_of_a_name(unseen: str) -> None:
     name = TaskSpec.parse({"run": "true", "name": f"{unseen} my{unseen}task {unseen}"}).name
     assert name == "mytask"
     assert TaskSpec.parse({"run": "true", "name": name}).name == name
+
+
+def test_a_users_switches_of_the_training_may_be_set_and_nothing_else_of_diamonds() -> None:
+    spec = TaskSpec.parse({"run": "true", "envs": {"DIAMOND_STANDBYS": 0, "DIAMOND_GLOBAL_BATCH": "512"}})
+    assert spec.envs == {"DIAMOND_STANDBYS": "0", "DIAMOND_GLOBAL_BATCH": "512"}
+    assert "is set by Diamond itself" in str(refused({"envs": {"DIAMOND_LAUNCH_KEY": "x"}}))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diamond.agent.machine import is_disk_full
-from diamond.agent.schedulers.base import Observed, final_state
+from diamond.agent.schedulers.base import Observed, Submission, final_state
 from diamond.agent.schedulers.causes import KillCause, load_cause
+from diamond.core.durations import format_duration
 from diamond.core.reasons import Reason
 from diamond.core.rundir import ExitRecord, RunDir, may_have_started, read_exit, read_first_failed_rank, read_hang
 from diamond.core.scripts import ALREADY_STARTED, NO_RUN_DIR
@@ -31,6 +32,8 @@ class Ending:
         status: as `subprocess` gives it (negative: a signal); None for a process that was not our child.
         oom_rose: whether the kernel killed something for want of memory while the job ran.
         other_boot: whether the machine has restarted since the job began.
+        submission: what was asked for it, where its time limit is to count.
+        early_s: how much sooner than asked, by the job's own clock, its scheduler may warn or end it.
     """
 
     status: int | None
@@ -40,6 +43,8 @@ class Ending:
     scheduler_id: str | None = None
     queued_at: float | None = None
     started_at: float | None = None
+    submission: Submission | None = None
+    early_s: float = 1.0
 
 
 def conclude(run_dir: Path, ending: Ending) -> Observed:
@@ -118,6 +123,8 @@ def _reason(
         return _without_record(run_dir, number, ending)
     if record.phase == "run" and (hang := read_hang(RunDir(run_dir))):
         return Reason.HUNG, hang
+    if _ran_out_of_time(run_dir, record, number, ending):
+        return Reason.TIME_LIMIT, _time_detail(ending)
     where = "setup" if record.phase == "setup" else "the command"
     rank = read_first_failed_rank(RunDir(run_dir)) if record.phase == "run" else None
     by = f"; rank {rank} failed first" if rank is not None else ""
@@ -129,6 +136,31 @@ def _reason(
         return Reason.SIGNALLED, f"the program was ended by {name}{by}{note}"
     reason = Reason.SETUP_FAILED if record.phase == "setup" else Reason.EXIT_NONZERO
     return reason, f"{where} ended with exit code {record.exit_code}{by}{note}"
+
+
+def _ran_out_of_time(run_dir: Path, record: ExitRecord, number: int | None, ending: Ending) -> bool:
+    """Whether a program that a signal ended, or that ended as if one had, did so because the job's time was over.
+
+    A training says so itself, since it may end before it is warned: as early as saving takes. Of others it is known
+    that they were warned, and when.
+    """
+    if record.phase != "run" or record.more or number not in (signal.SIGUSR1, signal.SIGTERM):
+        return False
+    if number == signal.SIGUSR1 and os.path.lexists(RunDir(run_dir).out_of_time):
+        return True
+    asked = ending.submission
+    if not record.warned or asked is None or asked.time_limit_s is None:
+        return False
+    # Where the scheduler cannot be asked any more, SIGTERM at the limit is its way of ending a job.
+    before_s = asked.warning_s or 0.0 if number == signal.SIGUSR1 else 0.0
+    began_at = min(record.started_at, ending.started_at or record.started_at)
+    return record.ended_at - began_at >= asked.time_limit_s - before_s - ending.early_s
+
+
+def _time_detail(ending: Ending) -> str:
+    limit_s = ending.submission.time_limit_s if ending.submission is not None else None
+    limit = f"; the limit was {format_duration(limit_s)}" if limit_s is not None else ""
+    return f"the program ended as its time was about to be over{limit}"
 
 
 def _without_record(run_dir: Path, number: int | None, ending: Ending) -> tuple[Reason, str]:

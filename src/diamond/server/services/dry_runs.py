@@ -49,6 +49,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
             has_setup=bool(spec.setup),
             scheduler=facts.scheduler if facts else "local",
             num_nodes=spec.num_nodes,
+            min_nodes=spec.min_nodes or 0,
             chained=chained,
             modules=spec.slurm.modules,
             image=image is not None,

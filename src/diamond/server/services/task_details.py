@@ -58,6 +58,7 @@ def program(ctx: Context, user_id: str, task: Task) -> Program:
             has_setup=bool(spec.setup),
             scheduler=scheduler,
             num_nodes=spec.num_nodes,
+            min_nodes=spec.min_nodes or 0,
             chained=chained,
             previous=before,
             modules=spec.slurm.modules if scheduler == "slurm" else (),

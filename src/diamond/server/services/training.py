@@ -35,7 +35,8 @@ def of_task(ctx: Context, user_id: str, task_id: str) -> Training:
     """
     with ctx.db.read() as session:
         task = tasks.find(session, user_id, task_id)
-        is_over = TaskState(task.state).is_final
+        state = TaskState(task.state)
+        is_over = state.is_final
         jobs = session.execute(_JOBS, {"task": task_id}).all()
         left_in_all_s = chains.time_left(session, task, decode(TaskSpec, task.spec)) if jobs and not is_over else None
     read = [(job, ctx.measures.of_job(job.id)) for job in jobs]  # the newest first
@@ -48,7 +49,7 @@ def of_task(ctx: Context, user_id: str, task_id: str) -> Training:
             training.merge(table, row)
     answer = Training(latest=found.latest, by_size=tuple(training.ordered(table)))
     if is_over:
-        return answer
+        return replace(answer, stage="over")
 
     now = ctx.clock()
     running = next((job for job in reversed(jobs) if job.state == JobState.RUNNING.value), None)
@@ -77,6 +78,7 @@ def of_task(ctx: Context, user_id: str, task_id: str) -> Training:
         walltime_s=walltime_s,
         chained=(running or source).chained,
         over_s=over_s if over_s is not None and over_s > 0 else None,
+        stage="running" if running is not None else "ending" if state is TaskState.FINISHING else "waiting",
     )
 
 

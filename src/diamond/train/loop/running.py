@@ -173,6 +173,7 @@ class Run:
             self._folder, rank=self.rank, world=self.world, group=groups[1], store=store, keep=self._keep,
             cuda=self.device.type == "cuda",
         )  # fmt: skip
+        saver.on_safe = self._cohort.saved
         if self.is_main:
             saver.begin()
         self._checkpoints = Checkpoints(
@@ -441,6 +442,7 @@ class Run:
         found = self._checkpoints.resume(self._control, rank=self.rank, world=self.world)
         if found is None:
             return
+        self._cohort.saved()
         self.step_number = found.step
         self._measuring.load(found.meta.get("noise", {}))
         if self._batches is not None and found.meta["data"]:

@@ -73,6 +73,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, "diamond-save")
         self.blocked_s: list[float] = []
         self.took_s: list[float] = []
+        self.on_safe: Callable[[], None] = lambda: None  # called when one is, on rank 0, in another thread
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -211,6 +212,7 @@ class Saver:
             shutil.rmtree(final)
         os.replace(target, final)
         _sync_folder(self.folder)
+        self.on_safe()
         for old in self.listed()[self._keep :]:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -22,8 +22,8 @@ began=${EPOCHREALTIME:-$(date +%s)} more=false
 finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
   if [[ $1 == run && ( $2 -eq 85 || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
-  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
-    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"warned":%d,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${warned:-0}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
   mv -f exit.tmp exit.json
   if [[ $more == false ]]; then : > over; fi
   exit "$2"

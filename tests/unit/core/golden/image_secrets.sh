@@ -21,8 +21,8 @@ began=${EPOCHREALTIME:-$(date +%s)} more=false
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
-  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
-    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"warned":%d,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${warned:-0}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
   mv -f exit.tmp exit.json
   rm -rf secrets secrets.sh secret-files
   exit "$2"

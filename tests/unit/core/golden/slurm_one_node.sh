@@ -8,7 +8,7 @@ trap : HUP INT TERM USR2
 trap 'warned=1' USR1
 cd -- /scratch/me/jobs/job_04 || exit 73
 
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning out-of-time; fi
 
 measuring=
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
@@ -26,8 +26,8 @@ finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
   if [[ -n $measuring ]]; then kill "$measuring"; fi
   if [[ $1 == run && ( $2 -eq 85 || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
-  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
-    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"warned":%d,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${warned:-0}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
   mv -f exit.tmp exit.json
   if [[ $more == false ]]; then : > over; fi
   exit "$2"

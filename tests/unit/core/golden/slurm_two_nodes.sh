@@ -8,7 +8,7 @@ trap : HUP INT TERM USR2
 trap 'warned=1' USR1
 cd -- /scratch/me/jobs/job_05 || exit 73
 
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning out-of-time; fi
 
 # A run directory starts once. Whoever makes this file first runs; a second submission of the same job
 # (after a crash between submitting and noting it) ends here without having done anything.
@@ -23,8 +23,8 @@ began=${EPOCHREALTIME:-$(date +%s)} more=false
 # Room for the exit status was laid down beforehand; writing over it works on a full disk too.
 finish() {
   local ended=${EPOCHREALTIME:-$(date +%s)}
-  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"host":"%s"}' \
-    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
+  printf '{"phase":"%s","exit_code":%d,"started_at":%s,"ended_at":%s,"more":%s,"warned":%d,"host":"%s"}' \
+    "$1" "$2" "${began/,/.}" "${ended/,/.}" "$more" "${warned:-0}" "${HOSTNAME//[^A-Za-z0-9._-]/}" 1<> exit.tmp
   mv -f exit.tmp exit.json
   exit "$2"
 }

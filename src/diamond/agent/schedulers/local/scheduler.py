@@ -396,15 +396,11 @@ class LocalScheduler(LocalShells):
         self._settle(job)
 
     def _ending(self, job: LocalJob, status: int | None, *, oom_rose: bool = False, other_boot: bool = False) -> Ending:
+        seen = job.observed
         return Ending(
-            status=status,
-            host=self._host,
-            oom_rose=oom_rose,
-            other_boot=other_boot,
-            scheduler_id=job.observed.scheduler_id,
-            queued_at=job.spooled.queued_at,
-            started_at=job.observed.started_at,
-        )
+            status=status, host=self._host, oom_rose=oom_rose, other_boot=other_boot, submission=job.submission,
+            scheduler_id=seen.scheduler_id, queued_at=job.spooled.queued_at, started_at=seen.started_at,
+        )  # fmt: skip
 
     def _safely(self, job: LocalJob, action: Callable[[], T]) -> T | bool:
         """Do something for one job. An error nobody foresaw ends that job, and no other; then the answer is True."""

@@ -24,6 +24,7 @@ from diamond.core.scripts import ALREADY_STARTED
 
 _NO_LAUNCH_SIGNAL = 53  # Slurm's own: it could not enter the directory or open the log on the node
 _TAIL_BYTES = 8192
+_EARLY_S = 90.0  # Slurm warns up to a minute early, and its own clock of a job begins before the job's script does
 _OOM_HINTS = (b"oom_kill", b"oom-kill", b"exceeded memory limit", b"Exceeded job memory limit", b"out-of-memory")
 # What these say is no longer true once the job's own record says that the program ended well before.
 _FORGIVEN_WHEN_DONE = (Reason.NODE_FAIL, Reason.OUT_OF_MEMORY, Reason.LAUNCH_FAILED)
@@ -135,6 +136,8 @@ def _ending(last: Last) -> Ending:
         scheduler_id=last.scheduler_id,
         queued_at=last.queued_at,
         started_at=last.started_at,
+        submission=last.submission,
+        early_s=_EARLY_S,
     )
 
 
