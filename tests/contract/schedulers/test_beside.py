@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,7 +28,7 @@ def test_each_runs_where_it_should(both: SlurmBench) -> None:
     there = both.submit(SHOW)
     seen = {job.name: both.result(job) for job in (here, there)}
     assert all(one.reason == Reason.COMPLETED for one in seen.values()), seen
-    assert both.log(here) == "nice 10 slurm none cpus 1\n"
+    assert both.log(here) == f"nice {min(19, os.nice(0) + 10)} slurm none cpus 1\n"
     assert f"slurm {seen[there.name].scheduler_id} cpus 1\n" in both.log(there)
     assert (seen[here.name].hosts, both.ids(here)) == (("contract-trixie",), [])
     assert len(both.ids(there)) == 1
