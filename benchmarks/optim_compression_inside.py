@@ -1,0 +1,122 @@
+"""One rank of `optim_compression.py`: trains the same network with one way to compress after the other.
+
+RANK=0 MASTER_ADDR=… python optim_compression_inside.py DATA    one job a line on standard input, one answer each
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from diamond.optim.compress import Compress, attach
+
+BATCH = 32  # of a rank
+WIDTH, POINTS = 1024, 128
+TORCH_RANK = 4
+ONE_BUCKET_MB = 100
+
+
+def network(seed: int) -> nn.Module:
+    """2.4 million parameters."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inside, outside in ((POINTS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)):
+        layers += [nn.Linear(inside, outside), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, POINTS))
+
+
+def wrapped(method: dict[str, Any] | str, seed: int) -> tuple[DistributedDataParallel, Any]:
+    if isinstance(method, dict):
+        model = DistributedDataParallel(network(seed))
+        return model, attach(model, Compress(**method, seed=seed))
+    if method == "torch powersgd":
+        # In one bucket: with the default ones the ranks crashed here on Gloo with mismatched collectives, probably
+        # because its later rounds are issued from callbacks, in an order that differs between ranks.
+        model = DistributedDataParallel(network(seed), bucket_cap_mb=ONE_BUCKET_MB)
+        # From the second step on is as early as it allows while it keeps errors and factors.
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None, matrix_approximation_rank=TORCH_RANK, start_powerSGD_iter=2, random_seed=seed
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return model, None
+    return DistributedDataParallel(network(seed)), None
+
+
+class Line:
+    """What left this rank, as the kernel counts it."""
+
+    def __init__(self) -> None:
+        self._begin = self._sent()
+
+    def since(self) -> int:
+        return self._sent() - self._begin
+
+    @staticmethod
+    def _sent() -> int:
+        for line in Path("/proc/self/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if name.strip() == "eth0":
+                return int(counters.split()[8])
+        raise RuntimeError("there is no eth0 here")
+
+
+def work(job: dict[str, Any], data: dict[str, torch.Tensor]) -> dict[str, Any]:
+    rank = dist.get_rank()
+    model, wire = wrapped(job["method"], job["seed"])
+    steps, warm_up = job["steps"], job["warm_up"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    # Ranks draw from their own halves of the training data.
+    inputs, wanted = data["inputs"][rank::2], data["wanted"][rank::2]
+    dice = torch.Generator().manual_seed(1000 * job["seed"] + rank)
+    times: list[float] = []
+    line = Line()
+    for step in range(steps):
+        if step == warm_up:
+            dist.barrier()
+            line = Line()
+        begin = time.perf_counter()
+        chosen = torch.randint(0, inputs.shape[0], (BATCH,), generator=dice)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs[chosen]), wanted[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+        times.append(time.perf_counter() - begin)
+    sent = line.since() / (steps - warm_up)
+    told = {"error": held_out(model.module, data), "step_s": times[warm_up:], "bytes_a_step": sent}
+    if wire is not None:
+        told |= {"ratio": wire.ratio, "relative_error": wire.relative_error.mean}
+    return told
+
+
+def held_out(model: nn.Module, data: dict[str, torch.Tensor]) -> float:
+    """Relative L2 error, the mean over solutions never seen."""
+    with torch.no_grad():
+        away = model(data["test_inputs"]) - data["test_wanted"]
+    return float((away.norm(dim=1) / data["test_wanted"].norm(dim=1)).mean())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    data = torch.load(sys.argv[1])
+    for line in sys.stdin:
+        told = work(json.loads(line), data)
+        if rank == 0:
+            print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
