@@ -1,0 +1,153 @@
+"""What a machine does in which time: curves, their text, and measurements that all ranks agree on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch
+
+from diamond.optim.errors import OptimError
+from diamond.optim.hardware import COLLECTIVES, SOLVERS, Hardware, latency_and_bandwidth, measure, typical
+
+PROGRAM = """
+import sys, time
+import torch, torch.distributed as dist
+from diamond.optim.hardware import measure
+rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+if rank == 1:  # a rank that is slower than the others, as one with a busy processor
+    solve = torch.linalg.cholesky_ex
+    torch.linalg.cholesky_ex = lambda stack: (time.sleep(0.04), solve(stack))[1]
+print(measure("cpu", seconds=0.6, sizes=(16, 64)).to_json(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def made(**changed: object) -> Hardware:
+    given: dict[str, object] = {
+        "device": "NVIDIA made up",
+        "world": 4,
+        "solvers": {"cholesky": ((100, 1e-3), (200, 4e-3)), "newton-schulz": ((100, 5e-4), (200, 5e-3))},
+        "products": {"float32:square": ((1e6, 1e-5), (1e9, 1e-3)), "float32:tall": ((1e6, 2e-5), (1e9, 2e-3))},
+        "collectives": dict.fromkeys(COLLECTIVES, (1e-4, 1e9)),
+        "measured": True,
+    }
+    return Hardware(**(given | changed))  # type: ignore[arg-type]
+
+
+def test_between_and_beyond_what_was_measured() -> None:
+    hardware = made()
+    assert hardware.solve_s(100, "cholesky") == pytest.approx(1e-3)
+    assert hardware.solve_s(200, "cholesky") == pytest.approx(4e-3)
+    assert hardware.solve_s(141, "cholesky") == pytest.approx(2e-3, rel=0.01), "a line on logarithmic axes"
+    assert hardware.solve_s(2000, "cholesky") == pytest.approx(4.0), "a thousandfold for ten times n"
+    assert hardware.solve_s(1, "cholesky") == 1e-3, "starting takes its time"
+    assert hardware.gemm_s(1000, 500, 1000) == pytest.approx(1e-3)
+    assert hardware.gemm_s(10_000, 500, 1000) == pytest.approx(1e-2)
+    assert hardware.gemm_s(100, 100, 50_000, torch.float32) == pytest.approx(2e-3), "tall ones have their own curve"
+    assert hardware.gemm_s(0, 5, 5) == 0
+
+
+def test_collectives_of_fewer_ranks_and_of_one() -> None:
+    hardware = made()
+    assert hardware.collective_s("all_reduce", 1e6) == pytest.approx(1.1e-3)
+    assert hardware.collective_s("all_reduce", 1e6, calls=3) == pytest.approx(1.3e-3)
+    assert hardware.collective_s("all_gather", 1e6, ranks=2) == pytest.approx(1e-4 + 1e-3 * (1 / 2) / (3 / 4))
+    assert hardware.collective_s("broadcast", 1e9, ranks=1) == 0 == hardware.collective_s("broadcast", 0)
+
+
+def test_newton_schulz_is_for_gpus_where_it_is_faster() -> None:
+    assert made().newton_schulz_up_to == 100
+    assert made().solve_s(100) == pytest.approx(5e-4) and made().solve_s(200) == pytest.approx(4e-3)
+    assert made(device="cpu").newton_schulz_up_to == 0 == typical("h200").newton_schulz_up_to
+
+
+def test_it_survives_as_text() -> None:
+    for hardware in (made(), typical("cpu"), typical("h200", world=8)):
+        assert Hardware.from_json(hardware.to_json()) == hardware
+    for text in ("", "{}", "[]", '{"version": 99}', made().to_json().replace('"world"', '"word"')):
+        with pytest.raises(OptimError, match="text is"):
+            Hardware.from_json(text)
+
+
+def test_typical_figures_are_those_that_were_measured_once() -> None:
+    h200 = typical("h200")
+    for how, n, seconds in [
+        ("eigen", 1024, 11.5e-3), ("eigen", 4096, 0.105), ("cholesky", 1024, 1.2e-3), ("cholesky", 4096, 8.2e-3),
+        ("eigen", 512, 0.953 / 64), ("cholesky", 512, 0.007 / 64),
+    ]:  # fmt: skip
+        assert h200.solve_s(n, how) == pytest.approx(seconds)
+    assert typical("NVIDIA H200", world=2).collective_s("all_reduce", 1e9) < typical("cpu", 2).collective_s(
+        "all_reduce", 1e9
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: made().solve_s(5, "magic"), "how: .*'magic'.*cholesky"),
+        (lambda: made().gemm_s(5, 5, 5, "float8"), "dtype: .*float8"),
+        (lambda: made().collective_s("gossip", 5), "kind='gossip'.*all_reduce"),
+        (lambda: typical("cpu").collective_s("all_reduce", 5, ranks=2), "measured without all_reduce"),
+        (lambda: typical("abacus"), "device='abacus'"),
+        (lambda: measure("cpu", seconds=0), "seconds=0"),
+        (lambda: measure("cpu", sizes=[0, 4]), "sizes="),
+    ],
+)
+def test_bad_arguments_are_named(call: object, said: str) -> None:
+    with pytest.raises(OptimError, match=said):
+        call()  # type: ignore[operator]
+
+
+def test_the_line_through_messages() -> None:
+    points = [(size, 2e-4 + size / 5e8) for size in (4e3, 6e4, 1e6, 1.6e7)]
+    latency, bandwidth = latency_and_bandwidth(points)
+    assert (latency, bandwidth) == (pytest.approx(2e-4), pytest.approx(5e8))
+    latency, bandwidth = latency_and_bandwidth([(4e3, 1e-3), (6e4, 5e-4), (1e6, 5e-4)])
+    assert latency >= 0 and 0 < bandwidth < float("inf"), "noise gives no negative times"
+    assert latency_and_bandwidth([(1e6, 2.0)]) == (1.0, 1e6)
+
+
+def test_measuring_this_machine() -> None:
+    hardware = measure("cpu", seconds=0.6, sizes=(16, 48, 96))
+    assert hardware.measured and hardware.world == 1 and hardware.collectives == {}
+    assert set(hardware.solvers) == set(SOLVERS)
+    assert all(0 < hardware.solve_s(n, how) < 1 for how in SOLVERS for n in (16, 48, 96))
+    assert hardware.solve_s(3000, "eigen") > 10 * hardware.solve_s(96, "eigen")
+    for dtype in ("float32", "bfloat16"):
+        assert 1e-7 < hardware.gemm_s(96, 96, 96, dtype) < 0.5 and 1e-7 < hardware.gemm_s(96, 96, 4096, dtype) < 0.5
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_get_the_same_answer(world: int, tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), str(world), str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(world)
+    ]
+    try:
+        told = [rank.communicate(timeout=100) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * world, told
+    assert len({out for out, _ in told}) == 1
+    hardware = Hardware.from_json(told[0][0])
+    assert hardware.world == world and set(hardware.collectives) == set(COLLECTIVES)
+    assert all(bandwidth > 0 and latency >= 0 for latency, bandwidth in hardware.collectives.values())
+    assert set(json.loads(told[0][0])["solvers"]) == set(SOLVERS)
+    assert hardware.solve_s(16, "cholesky") >= 0.04 / 8, "the slowest rank's: 8 at once, and it sleeps before"
