@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 
 from diamond.train.errors import TrainError
 from diamond.train.loop import surroundings
@@ -27,7 +32,11 @@ class Kept:
     def tensors(self) -> dict[str, Any]:
         """The large part, sharded as it is. It must not change until it is copied."""
         assert self.model is not None
-        model, optimizer = get_state_dict(self.model, self._optimizers())
+        own = self._keeps_itself()
+        if own is not None:
+            model, optimizer = get_model_state_dict(self.model), own.sharded_state()
+        else:
+            model, optimizer = get_state_dict(self.model, self._optimizers())
         learnt = set(self.shapes())
         # Buffers change already in the next forward pass; they are small, so they are copied here and now.
         kept = {
@@ -44,6 +53,11 @@ class Kept:
         assert self.model is not None
         return {name.removeprefix("module."): list(one.shape) for name, one in self.model.named_parameters()}
 
+    def _keeps_itself(self) -> Any:
+        """The optimizer, where it has more than torch knows to save and says itself how (diamond.optim.KFAC does)."""
+        knows = hasattr(self.optimizer, "sharded_state") and hasattr(self.optimizer, "load_sharded")
+        return self.optimizer if knows else None
+
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer] if self.optimizer is not None else []
 
@@ -51,9 +65,14 @@ class Kept:
         assert self.model is not None
         state = self.tensors()
         saver.load(found, state)
-        set_state_dict(
-            self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        own = self._keeps_itself()
+        if own is not None:
+            set_model_state_dict(self.model, state["model"])
+            own.load_sharded(state["optimizer"])
+        else:
+            set_state_dict(
+                self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
         small = read_part(found.path / "common.pt")
         self.own.clear()
         self.own.update(small["state"])

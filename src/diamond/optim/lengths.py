@@ -1,0 +1,230 @@
+"""How far to go: the length of a step and how much of the last one to keep, measured instead of guessed.
+
+Along the preconditioned gradient d and the last step v the loss is, to second order, a parabola in two numbers. Its
+curvature is that of the loss at the model's output, times how the output moves: two more forward passes, without
+gradients, on the batch at hand. Layers that disturb each other, of which K-FAC knows nothing, are seen that way. It is
+done often in the beginning and rarely later; between, the two numbers stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diamond.optim import sharded
+from diamond.optim.losses import Outcome, first_tensor
+from diamond.optim.uses import plain
+
+MOST_MOMENTUM = 0.9
+_HALVINGS = 6
+_NUDGE = 1e-3  # of the weights' own size: small enough to be linear, large enough for single precision
+
+
+@dataclass(eq=False)
+class Seen:
+    """A forward pass that can be done again: what the model was given, what came out, and which loss was taken."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dice: tuple[Tensor, list[Tensor]]
+    output: Any = None
+    slope: Tensor | None = None  # of the loss by the output, from the backward pass
+    autocast: bool = False
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def followed(self, output: Any) -> None:
+        """Keep the output, and the loss's slope there once it is known."""
+        self.output = output
+        with contextlib.suppress(RuntimeError):
+            tensor = first_tensor(output)
+            if tensor.requires_grad:
+                tensor.register_hook(self._keep_slope)  # type: ignore[no-untyped-call]
+
+    @property
+    def can_be_followed(self) -> bool:
+        return _followed(self) is not None
+
+    def _keep_slope(self, slope: Tensor) -> None:
+        self.slope = plain(slope).detach()
+
+
+def dice_now(device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """The state of the random numbers, so that dropout falls the same way again."""
+    return torch.get_rng_state(), [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+
+
+@dataclass
+class Lengths:
+    """`step` multiplies the direction, `momentum` the last step."""
+
+    step: float = 0.0
+    momentum: float = 0.0
+
+    def close_to(self, other: Lengths) -> bool:
+        return 0.5 * other.step <= self.step <= 2.0 * other.step
+
+    def after(self, last: Lengths) -> Lengths:
+        """What is made of a new measurement: shorter at once, longer by and by, for one batch is not all."""
+        step = self.step if self.step < last.step else math.sqrt(self.step * last.step)
+        return Lengths(step, min(self.momentum, (self.momentum + last.momentum) / 2))
+
+
+def measure(
+    root: nn.Module,
+    seen: Seen,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    direction: Sequence[Tensor],
+    last: Sequence[Tensor] | None,
+    *,
+    rate: float,
+    damping: float,
+    add_up: Callable[[Tensor, float], Tensor],
+) -> Lengths | None:
+    """The lengths at which the parabola is lowest; None where the loss cannot be followed from the model's output.
+
+    Args:
+        direction: what is added to the parameters, for a step of length 1.
+        rate: what the length will be multiplied by.
+        add_up: the mean over ranks of numbers that are means over this rank's terms, of which there are so many.
+    """
+    outcome = _followed(seen)
+    if outcome is None:
+        return None
+    ways = [direction] if last is None else [direction, last]
+    with _as_before(root, seen), _restored(parameters) as restore:
+        # In half precision the model is too coarse for differences, so its own output is computed again.
+        base = _forward(root, seen) if seen.autocast else plain(first_tensor(seen.output)).detach()
+
+        def moved_by(way: Sequence[Tensor], size: float) -> Tensor:
+            torch._foreach_add_(held(parameters), torch._foreach_mul(held(way), size))
+            moved = (_forward(root, seen) - base).float()
+            restore()
+            return moved
+
+        sizes = [float(_NUDGE * _norm(parameters) / _norm(way).clamp_min(1e-30)) for way in ways]
+        moved = [moved_by(way, size) / size for way, size in zip(ways, sizes, strict=True)]
+        slopes = [sharded.dot(way, gradients) for way in ways]
+        curved = [outcome.quadratic(one, other) for place, one in enumerate(moved) for other in moved[place:]]
+        numbers = add_up(torch.stack(curved), outcome.terms)
+        damped = [damping * sharded.dot(one, other) for place, one in enumerate(ways) for other in ways[place:]]
+        found = _lowest([float(one) for one in slopes], [float(a + b) for a, b in zip(numbers, damped, strict=True)])
+        if found is None:
+            return None
+        slope = torch.zeros_like(base) if seen.slope is None else seen.slope
+        by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
+        if by_output == 0.0:
+            return found
+        unit = float(slopes[0]) / by_output  # pieces of a batch and scaled losses have slopes of their own
+
+        def change(lengths: Lengths) -> float:
+            """Of the loss, at the output that such a step really gives."""
+            step = torch._foreach_mul(held(direction), rate * lengths.step)
+            if last is not None:
+                torch._foreach_add_(step, held(last), alpha=lengths.momentum)
+            by = moved_by(step, 1.0)
+            linear = unit * (slope.float() * by.reshape(slope.shape)).sum()
+            return float(add_up(torch.stack([linear + outcome.quadratic(by, by) / 2]), outcome.terms))
+
+        return _shortened(found, change, rate * found.step * float(slopes[0]) * (1 - rate / 2))
+
+
+def _shortened(found: Lengths, change: Callable[[Lengths], float], hoped: float) -> Lengths:
+    """Halved until the loss falls by a fair part of what was hoped for: far away, parabolas end."""
+    for halved in range(_HALVINGS):
+        real = change(found)
+        if _finite(real) and real <= 0.25 * hoped * 0.5**halved:
+            break
+        found = Lengths(found.step / 2, found.momentum / 2)
+    return found
+
+
+def _lowest(slopes: list[float], curved: list[float]) -> Lengths | None:
+    own = curved[0]
+    if not own > 0 or not all(map(_finite, [*slopes, *curved])):
+        return None
+    alone = Lengths(max(0.0, -slopes[0] / own))
+    if len(slopes) == 1:
+        return alone
+    _, mixed, other = curved
+    determinant = own * other - mixed * mixed
+    if determinant <= 1e-6 * own * other:  # the two ways are one
+        return alone
+    step = (-slopes[0] * other + slopes[1] * mixed) / determinant
+    momentum = (-slopes[1] * own + slopes[0] * mixed) / determinant
+    bounded = min(max(momentum, 0.0), MOST_MOMENTUM)
+    if bounded != momentum:  # the best length, given how much of the last step is kept
+        step = -(slopes[0] + bounded * mixed) / own
+    return Lengths(step, bounded) if step > 0 else alone
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0.0
+
+
+def _followed(seen: Seen) -> Outcome | None:
+    """The loss, if it was taken of the model's output itself, or of that in another shape or minus a target."""
+    if len(seen.outcomes) != 1 or seen.output is None:
+        return None
+    outcome = seen.outcomes[0]
+    try:
+        output = first_tensor(seen.output)
+    except RuntimeError:
+        return None
+    return outcome if output.numel() == outcome.output.numel() else None
+
+
+def held(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [sharded.held(one) for one in tensors]
+
+
+def _forward(root: nn.Module, seen: Seen) -> Tensor:
+    found = plain(first_tensor(root(*seen.args, **seen.kwargs))).detach()
+    sharded.gather_up(sharded.fsdp_modules(root))  # or the next pass would see the parameters of this one
+    return found
+
+
+@contextlib.contextmanager
+def _as_before(root: nn.Module, seen: Seen) -> Iterator[None]:
+    """Dropout falls as it did; running means of normalisations stay."""
+    norms = [one for one in root.modules() if getattr(one, "track_running_stats", False) and one.training]
+    cpu, devices = seen.dice
+    now = dice_now(torch.device("cuda") if devices else torch.device("cpu"))
+    for norm in norms:
+        norm.track_running_stats = False  # type: ignore[assignment]
+    try:
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state(devices[0])
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True  # type: ignore[assignment]
+        torch.set_rng_state(now[0])
+        if now[1]:
+            torch.cuda.set_rng_state(now[1][0])
+
+
+@contextlib.contextmanager
+def _restored(parameters: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
+    """Gives what puts the parameters back, bit by bit; at the end they are in any case."""
+    here = held(parameters)
+    kept = [one.detach().clone() for one in here]
+
+    def restore() -> None:
+        torch._foreach_copy_(here, kept)
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    return sharded.dot(tensors, tensors).sqrt()

@@ -1,0 +1,207 @@
+"""What K-FAC keeps: a run that goes on after a break is the run without one, and other numbers of ranks can read it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
+
+from diamond.optim import KFAC, OptimError
+from diamond.optim.keeping import load_sharded, sharded_state
+from tests.optim.kfac_ranks import Net, continued, leg, train, uninterrupted
+from tests.optim.test_optim_ranks import apart, check_factors, run
+
+RANKS = {2: ("two", "continued"), 4: ("four",)}
+ROUNDING = {"ddp kfac 0.05": 1e-5, "fsdp kfac auto": 5e-4, "fsdp ekfac 0.05": 2e-4}  # as in test_optim_ranks
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the checkpoint of one process, from which two ranks went on, from theirs four; and what they had to say."""
+    made = tmp_path_factory.mktemp("kept")
+    leg("begun", None, made)
+    for world, scenes in RANKS.items():
+        run(made, world, scenes)
+    return made
+
+
+def trained(steps: int = 4, **options: Any) -> tuple[nn.Module, KFAC]:
+    model = Net(spare=True)
+    optimizer = KFAC(model, 0.05, **options)
+    train(model, optimizer, range(steps))
+    return model, optimizer
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_break_changes_not_a_bit(folder: Path, world: int) -> None:
+    told = [torch.load(folder / f"continued.2.{rank}.pt") for rank in range(2)] if world == 2 else [continued()]
+    for found in told:
+        assert len(found) == 4
+        for name, (unbroken, by_state_dict, by_sharded_state) in found.items():
+            assert torch.equal(by_state_dict, unbroken), name
+            assert torch.equal(by_sharded_state, unbroken), name
+
+
+def test_a_run_goes_on_with_two_ranks_four_and_one(folder: Path) -> None:
+    ended, alone = leg("ended", "four", folder), uninterrupted()
+    assert alone.keys() == ended.keys() == ROUNDING.keys()
+    for name, wanted in alone.items():
+        assert apart(ended[name]["weights"], wanted["weights"]) < ROUNDING[name], name
+        check_factors([ended[name]], wanted, ROUNDING[name])
+        for scene, world in (("two", 2), ("four", 4)):
+            told = [torch.load(folder / f"{scene}.{world}.{rank}.pt")[name] for rank in range(world)]
+            assert all(torch.equal(one["weights"], told[0]["weights"]) for one in told)
+            assert sum(one["memory"]["factors"] for one in told) == wanted["memory"]["factors"]
+
+
+def test_what_is_loaded_is_a_copy() -> None:
+    model, optimizer = trained()
+    state = copy.deepcopy(optimizer.state_dict())
+    given = copy.deepcopy(state)
+    again = Net(spare=True)
+    again.load_state_dict(model.state_dict())
+    resumed = KFAC(again, 0.05)
+    resumed.load_state_dict(given)
+    train(again, resumed, range(4, 8))
+    for name, sides in state["kfac"]["factors"].items():
+        for side, kept in sides.items():
+            assert (kept["sum"] is None) == (given["kfac"]["factors"][name][side]["sum"] is None)
+            if kept["sum"] is not None:
+                assert torch.equal(given["kfac"]["factors"][name][side]["sum"], kept["sum"])
+
+
+def test_nothing_known_yet_is_kept_as_such(tmp_path: Path) -> None:
+    fresh = KFAC(Net(spare=True), 0.05)
+    dcp.save(sharded_state(fresh), checkpoint_id=tmp_path)
+    model, optimizer = trained()
+    state = sharded_state(optimizer)
+    dcp.load(state, checkpoint_id=tmp_path)
+    load_sharded(optimizer, state)
+    assert optimizer.steps == 0
+    assert not any(one.known for one in optimizer.factors)
+    assert not optimizer.kept
+    assert not optimizer.state
+    assert not optimizer._fallback.state
+    train(model, optimizer, range(1))
+    assert sorted(optimizer.blocks[index].name for index in optimizer.kept) == ["first", "last", "norm", "second"]
+
+
+def test_damping_and_schedule_come_back(tmp_path: Path) -> None:
+    _, optimizer = trained()
+    optimizer.damping, optimizer.skipped = 0.125, 3
+    optimizer.param_groups[0]["lr"] = 0.0625
+    dcp.save(sharded_state(optimizer), checkpoint_id=tmp_path)
+    fresh = KFAC(Net(spare=True), 0.05)
+    state = sharded_state(fresh)
+    dcp.load(state, checkpoint_id=tmp_path)
+    load_sharded(fresh, state)
+    assert (fresh.damping, fresh.skipped, fresh.steps) == (0.125, 3, 4)
+    assert fresh.param_groups[0]["lr"] == 0.0625
+    assert fresh.memory_bytes() == optimizer.memory_bytes()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_a_state_of_another_kind_or_model_is_refused() -> None:
+    _, optimizer = trained()
+    state = optimizer.state_dict()
+    with pytest.raises(OptimError, match="kind='kfac', and this optimizer has kind='ekfac'"):
+        KFAC(Net(spare=True), 0.05, kind="ekfac").load_state_dict(state)
+    with pytest.raises(OptimError, match="spare is not in this model"):
+        KFAC(Net(), 0.05).load_state_dict(state)
+    wider = Net(spare=True)
+    wider.spare = nn.Linear(4, 5)
+    with pytest.raises(OptimError, match="spare is linear 1x4x5 in it and linear 1x5x5 here"):
+        KFAC(wider, 0.05).load_state_dict(state)
+    with pytest.raises(OptimError, match="no part 'kfac'"):
+        optimizer.load_state_dict(torch.optim.SGD(Net().parameters(), lr=0.1).state_dict())
+
+
+def test_a_state_that_is_incomplete_or_of_other_ranks_is_refused() -> None:
+    _, optimizer = trained()
+    state = optimizer.state_dict()
+    lacking = {**state, "kfac": {key: one for key, one in state["kfac"].items() if key not in ("kept", "factors")}}
+    with pytest.raises(OptimError, match="factors, kept missing"):
+        optimizer.load_state_dict(lacking)
+    with pytest.raises(OptimError, match=r"rank 1 has written it.*sharded_state"):
+        optimizer.load_state_dict({**state, "kfac": {**state["kfac"], "rank": 1}})
+    with pytest.raises(OptimError, match="version 7"):
+        optimizer.load_state_dict({**state, "kfac": {**state["kfac"], "version": 7}})
+
+
+@pytest.mark.parametrize("place", ["factors", "kept"])
+def test_a_state_that_is_not_finite_is_refused_and_changes_nothing(place: str) -> None:
+    model, optimizer = trained()
+    state = copy.deepcopy(optimizer.state_dict())
+    if place == "factors":
+        state["kfac"]["factors"]["second"]["a"]["sum"][0, 0, 0] = torch.nan
+    else:
+        state["kfac"]["kept"]["second"]["inverse_g"][0, 0, 0] = torch.inf
+    train(model, optimizer, range(4, 6))
+    before = {index: one.a.clone() for index, one in optimizer.kept.items()}
+    with pytest.raises(OptimError, match="what is kept of second is not finite"):
+        optimizer.load_state_dict(state)
+    assert optimizer.steps == 6
+    assert all(torch.equal(one.a, before[index]) for index, one in optimizer.kept.items())
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    _, optimizer = trained()
+    dcp.save(sharded_state(optimizer), checkpoint_id=tmp_path)
+    smaller = KFAC(Net(), 0.05)
+    state = sharded_state(smaller)
+    dcp.load(state, checkpoint_id=tmp_path)  # all that it asks for is there
+    with pytest.raises(OptimError, match="another model: spare is not in this model"):
+        load_sharded(smaller, state)
+    other = Net()
+    other.more = nn.Linear(3, 3)
+    larger = KFAC(other, 0.05)
+    with pytest.raises(CheckpointException, match=r"block\.more\.a"):
+        dcp.load(sharded_state(larger), checkpoint_id=tmp_path)
+    state = sharded_state(larger)
+    dcp.load(state, checkpoint_id=tmp_path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    with pytest.raises(OptimError, match="more is not in it; spare is not in this model"):
+        load_sharded(larger, state)
+
+
+def test_a_bad_checkpoint_is_refused() -> None:
+    _, optimizer = trained()
+    state = copy.deepcopy(sharded_state(optimizer))
+    with pytest.raises(OptimError, match="about is missing"):
+        load_sharded(optimizer, {})
+    with pytest.raises(OptimError, match=r"block\.first\.a, last\.norm\.bias missing"):
+        load_sharded(
+            optimizer, {key: one for key, one in state.items() if key not in ("block.first.a", "last.norm.bias")}
+        )
+    about = json.dumps({**json.loads(state["about"]), "kind": "ekfac"})
+    with pytest.raises(OptimError, match="kind='ekfac'"):
+        load_sharded(optimizer, {**state, "about": about})
+    state["block.last.inverse_a"][0, 0, 0] = torch.nan
+    with pytest.raises(OptimError, match="what is kept of last is not finite"):
+        load_sharded(optimizer, state)
+
+
+def test_a_fallback_whose_state_cannot_be_resharded_is_named() -> None:
+    optimizer = KFAC(Net(), 0.05, fallback=lambda parameters: Crooked(parameters))
+    with pytest.raises(OptimError, match="Crooked keeps corner, which is no tensor of its parameter's shape"):
+        sharded_state(optimizer)
+
+
+class Crooked(torch.optim.SGD):
+    """Keeps something of a shape of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=1e-3)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                self.state[one]["corner"] = torch.zeros(11)
