@@ -27,6 +27,7 @@ PICTURES = {
     ),
     "web": re.compile(r"tasks, cold: (KiB|time to the first row)"),
     "train_walltime": re.compile(r"lost at a boundary with.*|steps computed twice.*worst|wall time of the training"),
+    "optim_training": re.compile(r".*: to AdamW's error, wall seconds"),
     "train_overhead_gpu": re.compile(r"GPU, 10 GiB: training held up by a checkpoint"),
 }
 
@@ -72,7 +73,7 @@ def table(document: dict[str, Any]) -> str:
     if "slurm" in document["versions"]:
         where += f", Slurm {document['versions']['slurm']}"
     absent = "".join(f"\n\nNot measured: {name} ({why})." for name, why in document.get("absent", {}).items())
-    script = document["benchmark"].removesuffix("_gpu").removesuffix("_cpu")
+    script = document.get("script") or document["benchmark"].removesuffix("_gpu").removesuffix("_cpu")
     return f"`benchmarks/{script}.py` ({where}):\n\n" + "\n".join(lines) + absent
 
 
@@ -83,7 +84,7 @@ def main() -> None:
         document = json.loads(path.read_text())
         sections.append(table(document))
         for figure in document["figures"]:
-            wanted = PICTURES.get(document["benchmark"])
+            wanted = PICTURES.get(document.get("script") or document["benchmark"])
             if set(figure["peer"]) - {"python -c pass"} and (wanted is None or wanted.fullmatch(figure["name"])):
                 slug = re.sub(r"[^a-z0-9]+", "-", f"{document['benchmark']}-{figure['name']}".lower()).strip("-")
                 better = f"{figure['better']} is better"
