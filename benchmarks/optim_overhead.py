@@ -146,7 +146,7 @@ def one(
         optimizer.zero_grad()
     parts = measured(optimizer, backward, times)
     total = (
-        parts["statistics"] / chosen.factor_every + parts["lengths"] / chosen.factor_every
+        parts["statistics"] / chosen.factor_every + parts["lengths"] / (4 * chosen.factor_every)
         + parts["inverses"] / chosen.inverse_every + parts["preconditioning"]
     )  # fmt: skip
     for part, took in parts.items():
@@ -172,7 +172,7 @@ def measured(optimizer: KFAC, backward: Callable[[], None], times: int) -> dict[
     def looking() -> None:
         """A forward and backward pass that takes the curvature, and nothing done with it."""
         optimizer._curving.disarm()
-        optimizer._curving.arm()
+        optimizer._curving.arm(again=True)
         backward()
 
     optimizer._curving.disarm()

@@ -69,34 +69,40 @@ class Block:
     def parameters(self) -> list[nn.Parameter]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
+    def pieces(self, weight: Tensor, bias: Tensor | None) -> list[tuple[slice, Tensor]]:
+        """Tensors of the shape of its parameters, as columns of (copies, g, a): which, and what stands there."""
+        if self.kind == NORM:
+            part, column = weight.reshape(1, 1, -1), None if bias is None else bias.reshape(1, 1, -1)
+        else:
+            part = weight if self.rows is None else weight[slice(*self.rows)]
+            if self.columns_first:
+                part = part.reshape(self.copies, -1, self.g).transpose(1, 2)
+            else:
+                part = part.reshape(self.copies, self.g, -1)
+            column = bias if bias is None or self.rows is None else bias[slice(*self.rows)]
+            column = None if column is None else column.reshape(self.copies, self.g, 1)
+        first = (slice(0, part.shape[2]), part)
+        return [first] if column is None else [first, (slice(part.shape[2], self.a), column)]
+
     def matrix(self, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Tensors of the shape of its parameters (gradients, say) as (copies, g, a)."""
-        if self.kind == NORM:
-            return weight.reshape(1, 1, -1) if bias is None else torch.cat([weight, bias]).reshape(1, 1, -1)
-        part = weight if self.rows is None else weight[slice(*self.rows)]
-        if self.columns_first:
-            seen = part.reshape(self.copies, -1, self.g).transpose(1, 2)
-        else:
-            seen = part.reshape(self.copies, self.g, -1)
-        if bias is None:
-            return seen
-        column = bias if self.rows is None else bias[slice(*self.rows)]
-        return torch.cat([seen, column.reshape(self.copies, self.g, 1)], dim=2)
+        parts = [part for _, part in self.pieces(weight, bias)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
-    def write(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """The other way: into tensors of the shape of its parameters."""
-        if self.kind == NORM:
-            flat = matrix.reshape(-1)
-            weight.copy_(flat[: weight.numel()].reshape(weight.shape))
-            if bias is not None:
-                bias.copy_(flat[weight.numel() :].reshape(bias.shape))
-            return
+    def places(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The other way: parts of tensors of the shape of its parameters, and what of a matrix belongs there."""
+        split = self.a - (0 if bias is None else self.a // 2 if self.kind == NORM else 1)
+        seen = matrix[:, :, :split]
+        part = weight if self.rows is None else weight[slice(*self.rows)]
+        found = [(part, (seen.transpose(1, 2) if self.columns_first else seen).reshape(part.shape))]
         if bias is not None:
             column = bias if self.rows is None else bias[slice(*self.rows)]
-            column.copy_(matrix[:, :, -1].reshape(column.shape))
-            matrix = matrix[:, :, :-1]
-        part = weight if self.rows is None else weight[slice(*self.rows)]
-        part.copy_((matrix.transpose(1, 2) if self.columns_first else matrix).reshape(part.shape))
+            found.append((column, matrix[:, :, split:].reshape(column.shape)))
+        return found
+
+    def write(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        for part, values in self.places(matrix, weight, bias):
+            part.copy_(values)
 
 
 def discover(model: nn.Module) -> list[Block]:

@@ -17,7 +17,8 @@ from diamond.optim.factors import Sums
 from diamond.optim.lengths import Seen, dice_now
 from diamond.optim.losses import Outcome
 from diamond.optim.precondition import Eigen, Inverse
-from diamond.optim.uses import Use
+from diamond.optim.sharded import held
+from diamond.optim.uses import Thinning, Use
 
 CURVATURES = ("ggn-mc", "ggn-exact", "empirical")
 
@@ -51,11 +52,11 @@ class Curving:
         curvature: str,
         sharing: str,
         loss: str | Callable[[Any], Outcome],
-        again: bool,
         seed: int,
     ) -> None:
         self._root, self._blocks, self._kept = root, blocks, kept
-        self._curvature, self._sharing, self._loss, self._again = curvature, sharing, loss, again
+        self._curvature, self._sharing, self._loss = curvature, sharing, loss
+        self.again = False  # whether forward passes are kept, to be done again
         self._seed = seed
         self._generators: dict[str, torch.Generator] = {}
         self._capture: Capture | None = None
@@ -66,8 +67,9 @@ class Curving:
     def armed(self) -> bool:
         return bool(self._hooks)
 
-    def arm(self) -> None:
+    def arm(self, again: bool = False) -> None:
         if not self._hooks:
+            self.again = again
             self._taken = Taken()
             self._hooks = [
                 self._root.register_forward_pre_hook(self._begin, with_kwargs=True),
@@ -105,9 +107,9 @@ class Curving:
             return
         if self._capture is not None:
             self._capture.leave()
-        if self._again:
+        if self.again:
             device = next(module.parameters()).device
-            autocast = torch.is_autocast_enabled(device.type)
+            autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
             self._taken.seen = Seen(args, kwargs, dice_now(device), autocast=autocast)
         self._capture = Capture(self._blocks, self._take if self._loss == "auto" else None)
         self._capture.begin(self._root)
@@ -134,13 +136,13 @@ class Curving:
         if not uses:
             return
         if taken.seen is not None:
-            taken.seen.outcomes.append(outcome)
+            taken.seen.lost(outcome)
         first = self._capture.terms == 0.0
         if first:  # a forward pass counts once, however many losses are taken of it
             self._capture.terms = outcome.terms
             taken.terms += outcome.terms
             for use in uses:
-                taken.sums.setdefault(use.block.index, Sums(use.block)).add_inputs(use, self._sharing)
+                taken.sums.setdefault(use.block.index, Sums(use.block)).add_inputs(use, self._sharing, self._thin(use))
         if self._curvature == "empirical":
             if first:
                 for use in uses:
@@ -171,12 +173,16 @@ class Curving:
 
     def _add(self, use: Use, gradient: Tensor, factor: float) -> None:
         index = use.block.index
-        self._taken.sums[index].add_gradient(use, gradient, self._sharing, factor)
+        self._taken.sums[index].add_gradient(use, gradient, self._sharing, factor, self._thin(use))
         kept = self._kept.get(index)
         if isinstance(kept, Eigen):
             found = kept.squares(use, gradient, self._sharing) * factor
             before = self._taken.squares.get(index)
             self._taken.squares[index] = found if before is None else before.add_(found)
+
+    def _thin(self, use: Use) -> Thinning | None:
+        """Where the curvature is drawn at random anyway."""
+        return Thinning(self._generator(held(use.inputs).device)) if self._curvature == "ggn-mc" else None
 
     def _generator(self, device: torch.device) -> torch.Generator:
         name = str(device)

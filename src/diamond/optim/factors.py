@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diamond.optim.blocks import EMBEDDING, NORM, Block
-from diamond.optim.uses import Use, input_rows, norm_squares, output_rows, vocabulary_sums
+from diamond.optim.uses import Thinning, Use, input_rows, norm_squares, output_rows, vocabulary_sums
 
 
 @dataclass(eq=False)
@@ -25,13 +25,15 @@ class Sums:
     positions: float = 0.0
     terms: float = 0.0
 
-    def add_inputs(self, use: Use, sharing: str) -> None:
+    def add_inputs(self, use: Use, sharing: str, thin: Thinning | None = None) -> None:
         if self.block.kind in (NORM, EMBEDDING):  # theirs come with the gradients
             return
-        rows = input_rows(use, sharing)
+        rows = input_rows(use, sharing, thin)
         self._add_a(rows.transpose(1, 2) @ rows, rows.shape[1])
 
-    def add_gradient(self, use: Use, gradient: Tensor, sharing: str, factor: float = 1.0) -> None:
+    def add_gradient(
+        self, use: Use, gradient: Tensor, sharing: str, factor: float = 1.0, thin: Thinning | None = None
+    ) -> None:
         """`factor` multiplies the squares."""
         if self.block.kind == NORM:
             self._add_a(norm_squares(use, gradient)[None] * factor, 0)
@@ -41,7 +43,7 @@ class Sums:
             self._add_a(words[None] * factor, float(words.sum() * factor))
             self.g = width[None] * factor if self.g is None else self.g.add_(width[None], alpha=factor)
             return
-        rows = output_rows(use, gradient, sharing)
+        rows = output_rows(use, gradient, sharing, thin)
         found = rows.transpose(1, 2) @ rows
         if factor != 1.0:
             found *= factor

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 Make = Callable[[], Tensor]
 _VERSION = 1
 _ANOTHER_SIZE = "diamond.optim.keeping.sharded_state is for checkpoints that other numbers of ranks can read"
-_NUMBERS = ("steps", "skipped", "damping", "_reference", "_factors_at", "_inverses_at", "_calm")
+_NUMBERS = (
+    "steps", "skipped", "damping", "measures", "_rate", "_reference",
+    "_factors_at", "_inverses_at", "_lengths_at", "_calm",
+)  # fmt: skip
 
 
 def memory_bytes(optimizer: KFAC) -> dict[str, int]:
@@ -145,11 +148,12 @@ def _numbers(optimizer: KFAC) -> dict[str, Any]:
     found["bad"] = 0 if optimizer._bad is None else int(optimizer._bad)
     found["lengths"] = [optimizer.lengths.step, optimizer.lengths.momentum]
     found["along"] = None if optimizer._along is None else float(optimizer._along)
-    found["armed"] = optimizer._curving.armed
+    found["armed"], found["again"] = optimizer._curving.armed, optimizer._curving.again
     return found
 
 
 def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
+    optimizer._stacks = None
     for name in _NUMBERS:
         setattr(optimizer, name, given[name.lstrip("_")])
     first = next(iter(optimizer.root.parameters()))
@@ -159,7 +163,7 @@ def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     optimizer._along = None if along is None else torch.tensor(along, device=held(first).device)
     optimizer._curving.disarm()
     if given["armed"]:
-        optimizer._curving.arm()
+        optimizer._curving.arm(again=given["again"])
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

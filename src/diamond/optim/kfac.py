@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from diamond.optim import keeping, losses, sharded
+from diamond.optim import checks, keeping, losses, sharded, stacks
 from diamond.optim.blocks import Block, discover, unwrapped
 from diamond.optim.compress import Compress, attach
 from diamond.optim.crew import Crew
-from diamond.optim.curving import CURVATURES, Curving, Taken
+from diamond.optim.curving import Curving, Taken
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Factors
 from diamond.optim.lengths import Lengths, Seen, measure
@@ -24,6 +24,9 @@ from diamond.optim.precondition import Eigen, Inverse, eigenbases_of, inverses_o
 
 _BACK_OFF = 10.0  # what damping is multiplied by after a step that was not finite
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
+_CAREFUL = 0.03  # lr where it can be neither measured nor is given
+_LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
+_STALE = 0.7  # of a length that was measured with another batch
 _RELAX = 0.7  # and at every later update of the inverses, until it is what was asked for
 
 
@@ -94,8 +97,8 @@ class KFAC(Optimizer):
         rate = 1.0 if self.measures else lr
         self.factor_every = factor_every or (plan.factor_every if plan else 10)
         self.inverse_every = inverse_every or (plan.inverse_every if plan else 20)
-        _check(rate, momentum, damping, weight_decay, decay, clip, self.factor_every, self.inverse_every)
-        _check_names(curvature, sharing, loss, kind)
+        checks.numbers(rate, momentum, damping, weight_decay, decay, clip, self.factor_every, self.inverse_every)
+        checks.names(curvature, sharing, loss, kind)
         assert not isinstance(rate, str)
         sharded.check(model)
         self.root = unwrapped(model)
@@ -116,27 +119,28 @@ class KFAC(Optimizer):
             {"params": rest, "lr": self._fallback.param_groups[0]["lr"], "momentum": 0.0, "weight_decay": 0.0},
         ]
         super().__init__(groups, {"lr": rate})
-        self._reference = rate
+        self._reference, self._rate = rate, 1.0
         self.crew = _crew(self.blocks, plan, compress)
         if kind == "ekfac" and any(number != self.crew.world for number in self.crew.workers):
             raise OptimError("kind='ekfac' keeps eigenbases on every rank; plan with workers=world, or use kind='kfac'")
         self.wire = attach(model, compress) if compress is not None and compress.grad != "none" else None
         self.factors = [Factors(block) for block in self.blocks]
         self.kept: dict[int, Inverse | Eigen] = {}
+        self._stacks: list[stacks.Stack] | None = None
         self.lengths = Lengths(1.0, 0.0)
         self.steps = 0
         self.skipped = 0  # steps that were not finite
         self._bad: Tensor | None = None
         self._along: Tensor | None = None  # the slope along the step when its length was measured
         self._calm = 0  # how long what was measured has stayed much the same
-        self._factors_at, self._inverses_at = 1, 0
+        self._factors_at, self._inverses_at, self._lengths_at = 1, 0, 0
         self._curving = Curving(
-            self.root, self.blocks, self.kept, curvature=curvature, sharing=sharing, loss=loss, again=self.measures,
+            self.root, self.blocks, self.kept, curvature=curvature, sharing=sharing, loss=loss,
             seed=seed + sharded.data_rank(self.root, self.crew.rank),
         )  # fmt: skip
         # With a static graph DDP takes the first backward pass for the one that it reduces, whichever it is.
         if not getattr(model, "static_graph", False):
-            self._curving.arm()
+            self._curving.arm(again=self.measures)
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
@@ -147,16 +151,16 @@ class KFAC(Optimizer):
                 loss = closure()
         with torch.no_grad():
             sharded.gather_up(self._sharded)
-            armed = self._curving.armed
+            armed, again = self._curving.armed, self._curving.again
             taken = self._curving.disarm()
             if armed:
                 self._check_parameters()
                 self._learn(taken)
-            self._update(taken.seen)
+            self._update(taken.seen, measuring=armed and again)
         self.steps += 1
         if self.steps >= self._factors_at:
             self._factors_at = self.steps + self._period(self.factor_every)
-            self._curving.arm()
+            self._curving.arm(again=self.measures and self.steps >= self._lengths_at)
         return loss
 
     # ---- what is kept ------------------------------------------------------------------------------------------------
@@ -218,6 +222,7 @@ class KFAC(Optimizer):
             else:
                 self.kept.update(inverses_of(known, self.damping, self.solver, self.kept, self._newton_schulz_up_to))
             self.crew.spread(self.kept, self.crew.used)
+            self._stacks = None
 
     def _learn_moments(self, taken: Taken) -> None:
         """The curvature in the eigenbases, which stay for longer."""
@@ -242,7 +247,7 @@ class KFAC(Optimizer):
         else:
             self.damping = max(self._least_damping, self.damping * _RELAX)
 
-    def _update(self, seen: Seen | None) -> None:
+    def _update(self, seen: Seen | None, measuring: bool) -> None:
         group, rest = self.param_groups
         updates, along = self._preconditioned()
         self._step_fallback(updates, rest["lr"])
@@ -253,20 +258,26 @@ class KFAC(Optimizer):
         good = along.isfinite()
         bad = (~good).to(torch.int32)
         self._bad = bad if self._bad is None else self._bad + bad
-        if self.measures:
+        if measuring:
             self._measure(seen, parameters, steps, along)
-            scale = good * self._within(along) * (group["lr"] * self.lengths.step)
+        if self.measures:
+            careful = 1.0 if measuring else _STALE
+            scale = good * self._within(along) * (group["lr"] * careful * self.lengths.step)
             momentum = self.lengths.momentum
         else:
-            scale = good * self._bounded(along) * group["lr"]
+            scale = good * self._bounded(along) * (group["lr"] * self._rate)
             momentum = group["momentum"]
         here = [sharded.held(step) for step in steps]
         torch._foreach_mul_(here, -scale)
-        for one, step, part in zip(parameters, steps, here, strict=True):
-            last = self.state[one].get("last_step")
-            if momentum and last is not None:
-                part.add_(sharded.held(last), alpha=momentum)
-            self.state[one]["last_step"] = step
+        states = [self.state[one] for one in parameters]
+        if momentum:
+            moving = [(part, one["last_step"]) for part, one in zip(here, states, strict=True) if "last_step" in one]
+            if moving:
+                torch._foreach_add_(
+                    [part for part, _ in moving], [sharded.held(one) for _, one in moving], alpha=momentum
+                )
+        for one, step in zip(states, steps, strict=True):
+            one["last_step"] = step
         changed = [sharded.held(one) for one in parameters]
         if group["weight_decay"]:
             torch._foreach_mul_(changed, 1 - group["lr"] * group["weight_decay"])
@@ -274,30 +285,61 @@ class KFAC(Optimizer):
 
     def _preconditioned(self) -> tuple[dict[int, tuple[nn.Parameter, Tensor]], Tensor]:
         """What the curvature makes of the gradients, by parameter, and the gradient's slope along it."""
-        gradients: dict[int, Tensor] = {}
-        found: dict[int, Tensor] = {}
-        for index in sorted(self.crew.ready):
-            block = self.blocks[index]
-            if any(one.grad is None for one in block.parameters()):
-                continue
-            gradients[index] = block.matrix(*_whole_gradients(block)).float()
-            if self.crew.works_on(index):
-                found[index] = self.kept[index].apply(gradients[index])
-        self.crew.hand_on(found, sorted(gradients))
-        along = torch.stack([(found[index] * gradients[index]).sum() for index in gradients] or [torch.zeros(())]).sum()
+        due = [self.blocks[index] for index in sorted(self.crew.ready)]
+        due = [block for block in due if all(one.grad is not None for one in block.parameters())]
+        found, others, along = self._applied(due)
+        self.crew.hand_on(found, [block.index for block in due])
+        slopes = [(found[index] * gradient).sum() for index, gradient in others.items()]
+        for index in others:
+            found[index] = stacks.finite(found[index])
+        total = torch.stack([*along, *slopes] or [torch.zeros(())]).sum()
         updates: dict[int, tuple[nn.Parameter, Tensor]] = {}
-        for index in gradients:
-            block = self.blocks[index]
+        into: list[Tensor] = []
+        out_of: list[Tensor] = []
+        for block in due:
             for one in block.parameters():
                 updates.setdefault(id(one), (one, sharded.room_for(one)))
-            # A step that is not finite is not made; so that nothing of it stays, such numbers become zeros.
-            clean = torch.nan_to_num(found[index], 0.0, 0.0, 0.0)
             bias = None if block.bias is None else updates[id(block.bias)][1]
-            block.write(clean, updates[id(block.weight)][1], bias)
-        return {key: (one, sharded.like(one, whole)) for key, (one, whole) in updates.items()}, along
+            for part, values in block.places(found[block.index], updates[id(block.weight)][1], bias):
+                into.append(part)
+                out_of.append(values)
+        stacks.copy((into, out_of))
+        return {key: (one, sharded.like(one, whole)) for key, (one, whole) in updates.items()}, total
+
+    def _applied(self, due: list[Block]) -> tuple[dict[int, Tensor], dict[int, Tensor], list[Tensor]]:
+        """What becomes of the gradients of these blocks, as far as this rank works on them; the gradients of those
+        that are not stacked, and the slopes along those that are."""
+        if self._stacks is None:
+            mine = [self.blocks[index] for index in sorted(self.crew.ready) if self.crew.works_on(index)]
+            self._stacks = stacks.stacked(mine, self.kept)
+        wanted = {block.index: block for block in due}
+        into: list[Tensor] = []
+        out_of: list[Tensor] = []
+        for stack in self._stacks:
+            for block in stack.blocks:
+                room = stack.room(block)
+                if wanted.pop(block.index, None) is None:
+                    room.zero_()
+                    continue
+                for columns, part in block.pieces(*_whole_gradients(block)):
+                    into.append(room[:, :, columns])
+                    out_of.append(part)
+        stacks.copy((into, out_of))
+        found: dict[int, Tensor] = {}
+        along = []
+        for stack in self._stacks:
+            parts, slope = stack.apply()
+            found.update(parts)
+            along.append(slope)
+        others = {index: block.matrix(*_whole_gradients(block)).float() for index, block in wanted.items()}
+        for index, gradient in others.items():
+            if self.crew.works_on(index):
+                found[index] = self.kept[index].apply(gradient)
+        return found, others, along
 
     def _measure(self, seen: Seen | None, parameters: list[Tensor], steps: list[Tensor], along: Tensor) -> None:
         if not self.crew.all_say(seen is not None and seen.can_be_followed) or seen is None:
+            self._give_up_measuring()
             return
         gradients = [one.grad for one in parameters if one.grad is not None]
         last = [self.state[one].get("last_step") for one in parameters]
@@ -311,6 +353,15 @@ class KFAC(Optimizer):
             self._calm = self._calm + 1 if settled else self._calm // 2
             self.lengths = found.after(self.lengths)
             self._along = along
+            self._lengths_at = self.steps + self._period(_LENGTHS_EVERY * self.factor_every)
+
+    def _give_up_measuring(self) -> None:
+        self.measures, self._rate = False, _CAREFUL
+        warnings.warn(
+            "lr='auto' follows a single loss of the model's output itself, and this is none; going on with lr="
+            f"{_CAREFUL:g}, momentum={self.param_groups[0]['momentum']:g}, clip={self.clip}: give KFAC a number for lr",
+            stacklevel=2,
+        )
 
     def _within(self, along: Tensor) -> Tensor:
         """Between measurements a step may become longer, by the curvature it knows, but not much."""
@@ -322,7 +373,7 @@ class KFAC(Optimizer):
         """Scales the step so that the highest lr of the schedule would keep it within the bound."""
         if self.clip is None:
             return torch.ones_like(along)
-        return (self.clip / (_finite_slope(along) * self._reference**2)).sqrt().clamp_max(1.0)
+        return (self.clip / (_finite_slope(along) * (self._reference * self._rate) ** 2)).sqrt().clamp_max(1.0)
 
     def _step_fallback(self, updates: dict[int, Any], lr: float) -> None:
         """What has no curvature yet is the fallback's, too."""
@@ -362,39 +413,3 @@ def chosen(blocks: list[Block], exclude: Sequence[str], largest: int) -> list[Bl
     for place, block in enumerate(kept):
         block.index = place
     return kept
-
-
-def _check(
-    lr: Any,
-    momentum: Any,
-    damping: Any,
-    weight_decay: Any,
-    decay: Any,
-    clip: Any,
-    factor_every: Any,
-    inverse_every: Any,
-) -> None:
-    for name, value, high in (
-        ("lr", lr, math.inf), ("momentum", momentum, 1.0), ("damping", damping, math.inf),
-        ("weight_decay", weight_decay, math.inf), ("decay", decay, 1.0),
-        ("clip", 1.0 if clip is None else clip, math.inf),
-    ):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < high:
-            also = ", or 'auto'" if name == "lr" else ""
-            raise OptimError(
-                f"{name}={value!r}: give a number of at least 0{'' if high == math.inf else ', below 1'}{also}"
-            )
-    for name, number in (("factor_every", factor_every), ("inverse_every", inverse_every)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise OptimError(f"{name}={number!r}: give a whole number of at least 1")
-
-
-def _check_names(curvature: Any, sharing: Any, loss: Any, kind: Any) -> None:
-    for name, text, known in (
-        ("curvature", curvature, CURVATURES), ("sharing", sharing, ("expand", "reduce")),
-        ("kind", kind, ("kfac", "ekfac")),
-    ):  # fmt: skip
-        if text not in known:
-            raise OptimError(f"{name}={text!r} is not known; one of {', '.join(known)}")
-    if not callable(loss) and loss != "auto" and loss not in losses.NAMES:
-        raise OptimError(f"loss={loss!r} is not known; 'auto', one of {', '.join(losses.NAMES)}, or a function")

@@ -24,6 +24,7 @@ from diamond.optim.uses import plain
 MOST_MOMENTUM = 0.9
 _HALVINGS = 6
 _NUDGE = 1e-3  # of the weights' own size: small enough to be linear, large enough for single precision
+_NUDGE_IN_HALVES = 1e-2  # what half precision rounds away is then a few percent of the curvature found
 
 
 @dataclass(eq=False)
@@ -35,8 +36,15 @@ class Seen:
     dice: tuple[Tensor, list[Tensor]]
     output: Any = None
     slope: Tensor | None = None  # of the loss by the output, from the backward pass
-    autocast: bool = False
+    autocast: torch.dtype | None = None  # what the model computed in, under autocast
     outcomes: list[Outcome] = field(default_factory=list)
+    straight: bool = False  # whether the loss is one of the model's output itself
+
+    def lost(self, outcome: Outcome) -> None:
+        """A loss was taken; its graph is still there."""
+        self.outcomes.append(outcome)
+        with contextlib.suppress(RuntimeError):
+            self.straight = _is_straight(first_tensor(self.output), outcome.output)
 
     def followed(self, output: Any) -> None:
         """Keep the output, and the loss's slope there once it is known."""
@@ -99,8 +107,8 @@ def measure(
         return None
     ways = [direction] if last is None else [direction, last]
     with _as_before(root, seen), _restored(parameters) as restore:
-        # In half precision the model is too coarse for differences, so its own output is computed again.
-        base = _forward(root, seen) if seen.autocast else plain(first_tensor(seen.output)).detach()
+        base = plain(first_tensor(seen.output)).detach()
+        nudge = _NUDGE if seen.autocast is None else _NUDGE_IN_HALVES
 
         def moved_by(way: Sequence[Tensor], size: float) -> Tensor:
             torch._foreach_add_(held(parameters), torch._foreach_mul(held(way), size))
@@ -108,7 +116,7 @@ def measure(
             restore()
             return moved
 
-        sizes = [float(_NUDGE * _norm(parameters) / _norm(way).clamp_min(1e-30)) for way in ways]
+        sizes = [float(nudge * _norm(parameters) / _norm(way).clamp_min(1e-30)) for way in ways]
         moved = [moved_by(way, size) / size for way, size in zip(ways, sizes, strict=True)]
         slopes = [sharded.dot(way, gradients) for way in ways]
         curved = [outcome.quadratic(one, other) for place, one in enumerate(moved) for other in moved[place:]]
@@ -170,14 +178,32 @@ def _finite(value: float) -> bool:
 
 def _followed(seen: Seen) -> Outcome | None:
     """The loss, if it was taken of the model's output itself, or of that in another shape or minus a target."""
-    if len(seen.outcomes) != 1 or seen.output is None:
-        return None
-    outcome = seen.outcomes[0]
-    try:
-        output = first_tensor(seen.output)
-    except RuntimeError:
-        return None
-    return outcome if output.numel() == outcome.output.numel() else None
+    return seen.outcomes[0] if len(seen.outcomes) == 1 and seen.straight else None
+
+
+# What changes a tensor's shape, its precision or where it begins, and not how it moves.
+_STRAIGHT = frozenset({
+    "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Movedim", "Squeeze", "Unsqueeze", "Expand",
+    "Sub", "Rsub", "Add", "Neg", "ToCopy", "Clone", "Alias", "_DDPSink",
+})  # fmt: skip
+
+
+def _is_straight(output: Tensor, lost: Tensor) -> bool:
+    """Whether the loss's tensor is the model's output, but for such changes."""
+    if output.numel() != lost.numel() or output.grad_fn is None:
+        return False
+    node: Any = lost.grad_fn
+    for _ in range(16):
+        if node is output.grad_fn:
+            return True
+        before = [] if node is None else [one for one, _ in node.next_functions if one is not None]
+        if (
+            len(before) != 1
+            or node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward") not in _STRAIGHT
+        ):
+            return False
+        node = before[0]
+    return False
 
 
 def held(tensors: Sequence[Tensor]) -> list[Tensor]:

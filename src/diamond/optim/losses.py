@@ -186,8 +186,10 @@ def _labels(p: Tensor, generator: torch.Generator | None) -> Tensor:
 def _of_classes(outcome: Outcome, out: Tensor, generator: torch.Generator | None) -> Tensor:
     logits = outcome._classes_last(out)
     p = logits.softmax(-1)
-    onehot = F.one_hot(_labels(p, generator), p.shape[-1]).float()
-    return outcome._classes_back((p if outcome.kind == "cross_entropy" else 0.0) - onehot)
+    labels = _labels(p, generator)[..., None]
+    found = p if outcome.kind == "cross_entropy" else torch.zeros_like(p)
+    found.scatter_add_(-1, labels, torch.full_like(labels, -1.0, dtype=p.dtype))  # many classes: no second matrix
+    return outcome._classes_back(found)
 
 
 def _of_two(outcome: Outcome, out: Tensor, generator: torch.Generator | None) -> Tensor:

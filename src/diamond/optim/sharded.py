@@ -33,7 +33,9 @@ def held(tensor: Any) -> Tensor:
 
 
 def room_for(parameter: Tensor) -> Tensor:
-    """Zeros of the whole parameter's shape."""
+    """Zeros of the whole parameter's shape, laid out as it is."""
+    if not is_spread(parameter):
+        return torch.zeros_like(parameter, requires_grad=False)
     return torch.zeros(parameter.shape, dtype=parameter.dtype, device=held(parameter).device)
 
 

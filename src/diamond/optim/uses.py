@@ -7,6 +7,7 @@ and gradients summed over the positions of a sample ("reduce"). Neither changes 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,40 +39,75 @@ def plain(tensor: Tensor) -> Tensor:
     return full() if full is not None else tensor
 
 
-def input_rows(use: Use, sharing: str) -> Tensor:
+class Thinning:
+    """Takes some rows at random where there are far more than a factor has numbers to learn from them."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def rows(self, rows: Tensor, width: int, scaled: bool = False) -> Tensor:
+        """Some of (…, rows, n); `scaled` so that sums of their squares stay what they were on average."""
+        number, enough = rows.shape[-2], _enough(width)
+        if number < 2 * enough:
+            return rows
+        chosen = rows.index_select(-2, self._draw(number, enough, rows.device))
+        return chosen * math.sqrt(number / enough) if scaled else chosen
+
+    def samples(self, x: Tensor, positions: int, width: int) -> Tensor:
+        """Some of a convolution's samples, before what they see is laid out; with rows to spare."""
+        enough = -(-4 * _enough(width) // max(positions, 1))
+        return x if len(x) < 2 * enough else x.index_select(0, self._draw(len(x), enough, x.device))
+
+    def _draw(self, number: int, enough: int, device: torch.device) -> Tensor:
+        return torch.randint(number, (enough,), device=device, generator=self._generator)
+
+
+def _enough(width: int) -> int:
+    return max(2048, 2 * width)
+
+
+def input_rows(use: Use, sharing: str, thin: Thinning | None = None) -> Tensor:
     """Inputs as (copies, rows, a); the column of the bias at the end is ones, or zeros where this use adds none."""
-    block, x = use.block, plain(use.inputs).detach().float()
+    block, x = use.block, plain(use.inputs).detach()
+    thin = thin if sharing == "expand" else None
     if block.kind == LINEAR:
         rows = _per_sample(x, sharing, mean=True)[None]
     elif block.kind == CONV:
         window = block.weight.shape[2:]
         x = _batched(x, len(window))
+        if thin is not None:
+            x = thin.samples(x, x[0, 0].numel() // math.prod(_each(use.options["stride"], len(window))), block.a)
         rows = _grouped(_patches(x, window, **_convolving(use)), block.copies, sharing, mean=True)
     elif block.kind == CONV_TRANSPOSE:
         x = _batched(x, block.weight.dim() - 2)
         rows = _grouped(x.flatten(2).transpose(1, 2), block.copies, sharing, mean=True)
     else:
         raise AssertionError(f"{block.kind} has a diagonal factor")
+    rows = (rows if thin is None else thin.rows(rows, block.a)).float()
     if block.bias_name is not None:
         column = rows.new_full((*rows.shape[:-1], 1), 1.0 if use.options.get("bias", True) else 0.0)
         rows = torch.cat([rows, column], dim=-1)
     return rows
 
 
-def output_rows(use: Use, gradient: Tensor, sharing: str) -> Tensor:
+def output_rows(use: Use, gradient: Tensor, sharing: str, thin: Thinning | None = None) -> Tensor:
     """Gradients at the outputs as (copies, rows, g)."""
-    block, b = use.block, use.gradient(gradient).detach().float()
+    block, b = use.block, use.gradient(gradient).detach()
     if block.kind == LINEAR:
-        return _per_sample(b, sharing, mean=False)[None]
-    if block.kind == CONV:
+        rows = _per_sample(b, sharing, mean=False)[None]
+    elif block.kind == CONV:
         b = _batched(b, block.weight.dim() - 2)
-        return _grouped(b.flatten(2).transpose(1, 2), block.copies, sharing, mean=False)
-    if block.kind == CONV_TRANSPOSE:
+        rows = _grouped(b.flatten(2).transpose(1, 2), block.copies, sharing, mean=False)
+    elif block.kind == CONV_TRANSPOSE:
         window = block.weight.shape[2:]
         b, x = _batched(b, len(window)), _batched(plain(use.inputs), len(window))
         seen = _patches(b, window, **_convolving(use), positions=x.shape[2:])
-        return _grouped(seen, block.copies, sharing, mean=False)
-    raise AssertionError(f"{block.kind} has a diagonal factor")
+        rows = _grouped(seen, block.copies, sharing, mean=False)
+    else:
+        raise AssertionError(f"{block.kind} has a diagonal factor")
+    if thin is None or sharing != "expand":
+        return rows.float()
+    return thin.rows(rows, block.g, scaled=True).float()
 
 
 def vocabulary_sums(use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +161,7 @@ def _batched(x: Tensor, spatial: int) -> Tensor:
 
 def _per_sample(x: Tensor, sharing: str, mean: bool) -> Tensor:
     if sharing == "reduce" and x.dim() > 2:
-        x = x.flatten(1, -2)
+        x = x.float().flatten(1, -2)
         return x.mean(1) if mean else x.sum(1)
     return x.reshape(-1, x.shape[-1])
 
@@ -133,6 +169,7 @@ def _per_sample(x: Tensor, sharing: str, mean: bool) -> Tensor:
 def _grouped(rows: Tensor, copies: int, sharing: str, mean: bool) -> Tensor:
     """(samples, positions, copies * n) as (copies, samples * positions, n)."""
     if sharing == "reduce":
+        rows = rows.float()
         rows = (rows.mean(1) if mean else rows.sum(1))[:, None]
     seen = rows.reshape(-1, copies, rows.shape[-1] // copies)
     return seen.transpose(0, 1)
