@@ -179,7 +179,7 @@ def _train(
 
 def _limit(report: Report) -> float:
     taken = [run.curve[-1].device_s for run in report.trials.get(REFERENCE, []) if not run.stopped]
-    return PATIENCE * max(taken, default=math.inf)
+    return max(10.0, PATIENCE * max(taken, default=math.inf))  # of a toy even hiccups of the machine are long
 
 
 # ---- what comes out ------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ def test_a_training_that_none_follows_ran_out_of_time(service: Service, ranks: i
         done, dead = (client.tasks.wait(task.id, timeout_s=90) for task in (trains, shot))
         log = b"".join(client.tasks.logs(trains.id)).decode()
     assert "ending in time to be continued" in log
-    assert (done.state, done.reason, done.exit_code) == (TaskState.FAILED, Reason.TIME_LIMIT, 138), done.detail
+    assert (done.state, done.reason) == (TaskState.FAILED, Reason.TIME_LIMIT), done.detail
+    assert done.exit_code in (138, 143), "where it is slow, the end of the time comes as SIGTERM"
     assert "the limit was 25s" in done.detail and len(done.jobs) == 1
     assert (dead.state, dead.reason, dead.exit_code) == (TaskState.FAILED, Reason.SIGNALLED, 138), dead.detail

@@ -31,6 +31,7 @@ class Control:
         self.group, self._rank, self._world = group, rank, world
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._next_at = 0
+        self._asked = 0
 
     def is_due(self, step: int) -> bool:
         """Whether this is a step after which all talk. Finding out what to wish for may cost more than a step."""
@@ -39,7 +40,9 @@ class Control:
     def ask(self, step: int, wish: Decision, step_s: float) -> Decision | None:
         """Say what this rank wishes; alone, that is what is decided."""
         every_s = AGREE_EVERY_S if self._world == 1 else AGREE_EVERY_S_TOGETHER
-        rest = min(_MOST_STEPS, max(1, int(every_s / max(step_s, 1e-6))))
+        self._asked += 1
+        # Rarer by and by: a run of a few short steps is to hear a warning, too.
+        rest = min(_MOST_STEPS, max(1, self._asked // 4), max(1, int(every_s / max(step_s, 1e-6))))
         if self._world == 1:
             self._next_at = step + rest
             return wish
