@@ -23,7 +23,6 @@ class Sums:
     a: Tensor | None = None
     g: Tensor | None = None
     positions: float = 0.0
-    terms: float = 0.0
 
     def add_inputs(self, use: Use, sharing: str, thin: Thinning | None = None) -> None:
         if self.block.kind in (NORM, EMBEDDING):  # theirs come with the gradients
