@@ -43,7 +43,7 @@ serve: $(VENV)/.base
 	@$(BIN)/diamond up
 
 test: $(VENV)/.dev system-packages check audit
-	@$(BIN)/python -m pytest -n $(TEST_JOBS)
+	@$(BIN)/python -m testing.suites -n $(TEST_JOBS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make fmt"; exit 1; }

@@ -90,14 +90,15 @@ def test_streams_and_statuses(client: Client, task: Task) -> None:
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(data).digest()
 
 
-def test_a_person_at_a_terminal(cluster: Cluster, task: Task) -> None:
+def test_a_person_at_a_terminal(cluster: Cluster, client: Client, task: Task) -> None:
+    first = client.tasks.get(task.id).jobs[-1].hosts[0].encode()
     env = {**cluster.service.env, "TERM": "xterm"}
     argv = [sys.executable, "-m", "diamond.cli", "exec", task.id, "--", *BASH]
     with Typing(argv, env, rows=33, cols=101) as person:
         before = person.modes()
         person.expect(rb"[$#>] ")
         person.type(b"stty size; tty; echo $TERM $SLURMD_NODENAME\r")
-        person.expect(rb"33 101\r\n/dev/pts/\d+\r\nxterm c1\r\n")
+        person.expect(rb"33 101\r\n/dev/pts/\d+\r\nxterm " + first + rb"\r\n")
         person.resize(44, 121)
         person.type(b"sleep 0.5; stty size\r")
         person.expect(rb"44 121\r\n")

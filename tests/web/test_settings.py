@@ -190,7 +190,9 @@ def test_quotas_and_light_and_dark(visit: Come) -> None:
     assert cookie["expires"] > visitor.page.evaluate("Date.now() / 1000") + 300 * 86_400
     visitor.page.get_by_role("radio", name=re.compile("^As the system")).check()
     visitor.press("Use it")
-    assert visitor.page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    visitor.page.wait_for_function(
+        "dark => document.body && getComputedStyle(document.body).backgroundColor !== dark", arg=dark
+    )
 
 
 def test_people_in_a_project(chromium: Any, town: Service) -> None:
