@@ -21,35 +21,37 @@ from torch.nn.parallel import DistributedDataParallel
 from diamond.optim.compress import Compress, attach
 
 BATCH = 32  # of a rank
-WIDTH, POINTS = 1024, 128
-TORCH_RANK = 4
+POINTS = 128
+TORCH = "torch powersgd:"
 ONE_BUCKET_MB = 100
 
 
-def network(seed: int) -> nn.Module:
-    """2.4 million parameters."""
+def network(seed: int, width: int) -> nn.Module:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for inside, outside in ((POINTS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)):
+    for inside, outside in ((POINTS, width), (width, width), (width, width)):
         layers += [nn.Linear(inside, outside), nn.GELU()]
-    return nn.Sequential(*layers, nn.Linear(WIDTH, POINTS))
+    return nn.Sequential(*layers, nn.Linear(width, POINTS))
 
 
-def wrapped(method: dict[str, Any] | str, seed: int) -> tuple[DistributedDataParallel, Any]:
+def wrapped(method: dict[str, Any] | str, seed: int, width: int) -> tuple[DistributedDataParallel, Any]:
     if isinstance(method, dict):
-        model = DistributedDataParallel(network(seed))
+        model = DistributedDataParallel(network(seed, width))
         return model, attach(model, Compress(**method, seed=seed))
-    if method == "torch powersgd":
+    if method.startswith(TORCH):
         # In one bucket: with the default ones the ranks crashed here on Gloo with mismatched collectives, probably
         # because its later rounds are issued from callbacks, in an order that differs between ranks.
-        model = DistributedDataParallel(network(seed), bucket_cap_mb=ONE_BUCKET_MB)
+        model = DistributedDataParallel(network(seed, width), bucket_cap_mb=ONE_BUCKET_MB)
         # From the second step on is as early as it allows while it keeps errors and factors.
         state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=TORCH_RANK, start_powerSGD_iter=2, random_seed=seed
+            process_group=None,
+            matrix_approximation_rank=int(method.removeprefix(TORCH)),
+            start_powerSGD_iter=2,
+            random_seed=seed,
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return model, None
-    return DistributedDataParallel(network(seed)), None
+    return DistributedDataParallel(network(seed, width)), None
 
 
 class Line:
@@ -72,19 +74,17 @@ class Line:
 
 def work(job: dict[str, Any], data: dict[str, torch.Tensor]) -> dict[str, Any]:
     rank = dist.get_rank()
-    model, wire = wrapped(job["method"], job["seed"])
-    steps, warm_up = job["steps"], job["warm_up"]
+    model, wire = wrapped(job["method"], job["seed"], job["width"])
+    steps = job["steps"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     # Ranks draw from their own halves of the training data.
     inputs, wanted = data["inputs"][rank::2], data["wanted"][rank::2]
     dice = torch.Generator().manual_seed(1000 * job["seed"] + rank)
     times: list[float] = []
+    dist.barrier()
     line = Line()
-    for step in range(steps):
-        if step == warm_up:
-            dist.barrier()
-            line = Line()
+    for _ in range(steps):
         begin = time.perf_counter()
         chosen = torch.randint(0, inputs.shape[0], (BATCH,), generator=dice)
         optimizer.zero_grad()
@@ -92,8 +92,8 @@ def work(job: dict[str, Any], data: dict[str, torch.Tensor]) -> dict[str, Any]:
         optimizer.step()
         schedule.step()
         times.append(time.perf_counter() - begin)
-    sent = line.since() / (steps - warm_up)
-    told = {"error": held_out(model.module, data), "step_s": times[warm_up:], "bytes_a_step": sent}
+    # Of all steps: what is sent uncompressed at the beginning counts.
+    told = {"error": held_out(model.module, data), "step_s": times, "bytes_a_step": line.since() / steps}
     if wire is not None:
         told |= {"ratio": wire.ratio, "relative_error": wire.relative_error.mean}
     return told

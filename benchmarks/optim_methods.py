@@ -1,7 +1,8 @@
 """The methods that are compared, and where each looks for its settings: one table, `METHODS`.
 
-Every method draws the same number of settings at random. All but L-BFGS follow the same schedule: warm-up over a share
-of the steps (drawn), then a cosine to zero, which multiplies the learning rates of all groups.
+Every method draws the same number of settings at random. All but L-BFGS (and lr="auto" where all points are in every
+step) follow the same schedule: warm-up over a share of the steps (drawn), then a cosine to zero, which multiplies the
+learning rates of all groups.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Stepper(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """`build` makes the optimizer of a model from settings; `shorter` draws the length of the run as well, where
-    methods are chosen by their time to a target."""
+    methods are chosen by their time to a target. `still` replaces parts of the space where all points are in every
+    step, and nothing is noise."""
 
     name: str
     build: Callable[[nn.Module, Problem, Settings], Stepper]
@@ -67,6 +69,7 @@ class Method:
     shorter: bool = True
     whole: bool = False  # all training data in every step, which a closure evaluates several times
     scheduled: bool = True
+    still: Mapping[str, LogUniform | Choice] = field(default_factory=dict)
     missing: Callable[[], str] = field(default=lambda: "")  # why it cannot be measured here
 
     def applies_to(self, problem: Problem) -> bool:
@@ -75,14 +78,14 @@ class Method:
     def draw(self, problem: Problem, number: int, select: str) -> Settings:
         """The settings of one trial: the same whenever they are drawn."""
         chance = random.Random(f"{problem.name} {self.name} {number}")
-        space = {**self.space, **(SCHEDULE if self.scheduled else {})}
+        space = {**self.space, **(SCHEDULE if self.scheduled else {}), **({} if problem.batch_size else self.still)}
         if self.shorter and self.scheduled and select == "time":
             space["share"] = SHARE
         return {name: one.draw(chance) for name, one in space.items()}
 
 
 def _rest(settings: Settings, *without: str) -> Settings:
-    return {name: value for name, value in settings.items() if name not in (*without, "warmup", "share")}
+    return {name: value for name, value in settings.items() if name not in (*without, "warmup", "share", "flat")}
 
 
 def _adamw(model: nn.Module, problem: Problem, settings: Settings) -> Stepper:
@@ -166,6 +169,18 @@ _ADAMW = {
     "beta2": Choice((0.95, 0.98, 0.99, 0.999)),
 }
 _KFAC = {
+    "lr": LogUniform(2e-3, 3e-1),
+    "damping": LogUniform(3e-6, 3e-3),
+    "weight_decay": LogUniform(1e-5, 1e-2),
+    "momentum": Choice((0.9,)),
+    "clip": LogUniform(3e-5, 1e-3),
+    "decay": Choice((0.95, 0.99)),
+    "measured": Choice((40,)),
+    "largest": Choice((128, 256, 8192)),  # in smaller blocks: steps cost less and fit the training data less closely
+    "factor_every": Choice((10, 20)),
+    "inverse_every": Choice((50,)),
+}
+_KFAC_PYTORCH = {
     "lr": LogUniform(1e-2, 1.0),
     "damping": LogUniform(1e-6, 1e-1),
     "momentum": Choice((0.8, 0.9, 0.95)),
@@ -175,10 +190,29 @@ _KFAC = {
     "inverse_every": Choice((20, 50)),
 }
 
-# lr="auto" measures length and momentum of steps, so that neither these nor a bound are drawn
+# lr="auto" measures length and momentum of all steps, so that neither these nor a bound are drawn
 _KFAC_AUTO = {
     "lr": Choice(("auto",)),
-    **{name: _KFAC[name] for name in _KFAC if name not in ("lr", "momentum", "clip")},
+    **{name: _KFAC[name] for name in _KFAC if name not in ("lr", "momentum", "clip", "measured")},
+    "weight_decay": LogUniform(1e-6, 1e-3),  # its lr is 1
+}
+
+# an exact curvature costs one backward pass where the output is one number a point; it may be followed closely
+_KFAC_STILL = {
+    "damping": LogUniform(1e-7, 1e-4),
+    "weight_decay": Choice((0.0,)),
+    "curvature": Choice(("ggn-exact",)),
+    "decay": Choice((0.5, 0.9, 0.95)),
+    "factor_every": Choice((1, 2)),
+    "inverse_every": Choice((1, 2)),
+}
+# every step is measured
+_KFAC_AUTO_STILL = {
+    **_KFAC_STILL,
+    "factor_every": Choice((1,)),
+    "inverse_every": Choice((1, 2, 4)),
+    "flat": Choice((True,)),
+    "warmup": Choice((0.0,)),
 }
 
 METHODS = {
@@ -214,9 +248,24 @@ METHODS = {
             whole=True,
             scheduled=False,
         ),
-        Method(name="kfac", build=_kfac("kfac"), space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)}),
-        Method(name="kfac-auto", build=_kfac("kfac"), space={**_KFAC_AUTO, "fallback_lr": LogUniform(1e-4, 1e-2)}),
-        Method(name="ekfac", build=_kfac("ekfac"), space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)}),
-        Method(name="kfac-pytorch", build=_kfac_pytorch, space=_KFAC, missing=_kfac_pytorch_missing),
+        Method(
+            name="kfac",
+            build=_kfac("kfac"),
+            space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)},
+            still=_KFAC_STILL,
+        ),
+        Method(
+            name="kfac-auto",
+            build=_kfac("kfac"),
+            space={**_KFAC_AUTO, "fallback_lr": LogUniform(1e-4, 1e-2)},
+            still=_KFAC_AUTO_STILL,
+        ),
+        Method(
+            name="ekfac",
+            build=_kfac("ekfac"),
+            space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)},
+            still=_KFAC_STILL,
+        ),
+        Method(name="kfac-pytorch", build=_kfac_pytorch, space=_KFAC_PYTORCH, missing=_kfac_pytorch_missing),
     )
 }

@@ -102,40 +102,6 @@ class FNO(nn.Module):
         return self.leave(F.gelu(self.between(x)))[:, 0]
 
 
-class Potential(nn.Module):
-    """u(x, y) by a tanh perceptron, and its Laplacian in the same pass.
-
-    Value, gradient and Laplacian are carried through the layers together: that costs less than two backward passes,
-    and every use of a weight is an operation that an optimizer can see.
-    """
-
-    def __init__(self, sizes: Sequence[int] = (2, 64, 64, 64, 1)) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
-
-    def forward(self, inside: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
-        """The Laplacian at the points inside, and u at those on the boundary."""
-        number = len(inside)
-        u = torch.cat([inside, boundary])
-        slope = torch.eye(2, dtype=u.dtype, device=u.device)[:, None].expand(2, number, 2)
-        laplacian = torch.zeros_like(inside)
-        for place, layer in enumerate(self.layers):
-            u = layer(u)
-            slope, laplacian = F.linear(slope, layer.weight), F.linear(laplacian, layer.weight)
-            if place + 1 < len(self.layers):
-                u = torch.tanh(u)
-                first = 1 - u[:number].square()
-                laplacian = first * (laplacian - 2 * u[:number] * slope.square().sum(0))
-                slope = first * slope
-        return laplacian[:, 0], u[number:, 0]
-
-    def value(self, points: Tensor) -> Tensor:
-        u = points
-        for place, layer in enumerate(self.layers):
-            u = layer(u) if place + 1 == len(self.layers) else torch.tanh(layer(u))
-        return u[:, 0]
-
-
 class Layer(nn.Module):
     """Attention to what came before, and a perceptron, each after a norm."""
 

@@ -122,7 +122,8 @@ def train(
         for until in _stops(steps, problem.evaluations):
             clock.go()
             for number in range(done, until):
-                factor = _factor(number, steps, settings["warmup"]) if method.scheduled else 1.0
+                scheduled = method.scheduled and not settings.get("flat")
+                factor = _factor(number, steps, settings["warmup"]) if scheduled else 1.0
                 for group, rate in zip(stepper.param_groups, rates, strict=True):
                     group["lr"] = rate * factor
                 _step(problem, method, model, stepper, data, batches)

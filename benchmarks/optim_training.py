@@ -8,13 +8,20 @@ that (`--select final`: by their metric at the horizon), and may choose a shorte
 AdamW, too. The best setting of each is then trained from several seeds, methods in turns, and measured on test data.
 The target is AdamW's metric at the horizon, the mean over seeds; a method reaches it when its own mean does. Times are
 of training alone: the clock stands still during evaluations. torch uses one thread unless `--threads` says otherwise.
+With `--jobs` so many trainings run beside each other, each in a process of its own, methods mixed. With `--within` as
+many rounds of trials and of seeds are done as fit into that time, for every method the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +34,10 @@ from benchmarks.optim_runs import Point, Run, train
 
 TUNING_SEED = 1000  # no measured run has it
 MARGIN = 0.95  # of AdamW's validation metric: a setting that only just reaches it may miss with another seed
-PATIENCE = 10.0  # a run may take so many times AdamW's
+PATIENCE = 4.0  # a run may take so many times as long as the longest of AdamW
 EQUAL_TIME = "adamw, equal time"
+TUNING = 0.55  # of the time, where that is bounded
+LATE = "not begun in time"
 PEER_AIM = 3.0  # times faster than kfac-pytorch
 
 
@@ -39,6 +48,8 @@ class Protocol:
     steps: int = 1000
     select: str = "time"
     device: str = "cpu"
+    jobs: int = 1
+    within_s: float = math.inf
 
 
 @dataclass
@@ -51,6 +62,7 @@ class Report:
     failed: list[Run] = field(default_factory=list)  # trials of methods none of whose came to an end
     runs: dict[str, list[Run]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    began_at: float = field(default_factory=time.time)
 
     @property
     def target(self) -> float:
@@ -101,8 +113,10 @@ def measure(problem: Problem, methods: list[Method], protocol: Protocol) -> Repo
     report = Report(problem, protocol)
     chosen = [METHODS[REFERENCE], *(one for one in methods if one.name != REFERENCE)]
     chosen = [one for one in chosen if _can_be_measured(one, report)]
-    for method in chosen:
-        _tune(method, report)
+    _tune(chosen[:1], report)  # how long AdamW takes bounds what the others may
+    _tune(chosen[1:], report)
+    rounds = min(map(len, report.trials.values()))  # the others may have had time for fewer
+    report.trials = {name: runs[:rounds] for name, runs in report.trials.items()}
     chosen = [one for one in chosen if one.name in report.trials]
     _measure_in_turns(chosen, report)
     _equal_time(report)
@@ -118,35 +132,59 @@ def _can_be_measured(method: Method, report: Report) -> bool:
     return not why
 
 
-def _tune(method: Method, report: Report) -> None:
+@dataclass(frozen=True)
+class Order:
+    """A training to be done."""
+
+    method: Method
+    settings: Settings
+    seed: int
+    split: str
+    steps: int
+    limit_s: float
+    begin_by: float = math.inf  # seconds since the epoch
+
+
+def _tune(methods: list[Method], report: Report) -> None:
     problem, protocol = report.problem, report.protocol
-    found: list[Run] = []
-    for number in range(protocol.trials):
-        settings = method.draw(problem, number, protocol.select)
-        found.append(_train(report, method, settings, TUNING_SEED, "validation", protocol.steps, _limit(report)))
-        run = found[-1]
+    orders = [
+        Order(method, method.draw(problem, number, protocol.select), TUNING_SEED, "validation", protocol.steps,
+              _limit(report), report.began_at + TUNING * protocol.within_s)
+        for number in range(protocol.trials)
+        for method in methods
+    ]  # fmt: skip
+    found: dict[str, list[Run]] = {method.name: [] for method in methods}
+    for run in _whole_rounds(_trained(orders, report), len(methods)):
+        found[run.method].append(run)
         taken = run.curve[-1].device_s if run.curve else 0.0
-        print(f"  {method.name} trial {number}: {run.final:.5g} in {taken:.1f} s {run.stopped} {settings}", flush=True)
-    if any(math.isfinite(run.final) for run in found):
-        report.trials[method.name] = found
-    elif method.name == REFERENCE:
-        raise SystemExit(f"no trial of {REFERENCE} came to its end; the first: {found[0].stopped}")
-    else:
-        report.failed += found
-        report.absent[method.name] = f"none of {len(found)} trials came to its end; the first: {found[0].stopped}"
+        print(f"  {run.method}: {run.final:.5g} in {taken:.1f} s {run.stopped} {run.settings}", flush=True)
+    for name, runs in found.items():
+        if any(math.isfinite(run.final) for run in runs):
+            report.trials[name] = runs
+        elif name == REFERENCE:
+            raise SystemExit(f"no trial of {REFERENCE} came to its end; the first: {runs[0].stopped}")
+        else:
+            report.failed += runs
+            report.absent[name] = f"none of {len(runs)} trials came to its end; the first: {runs[0].stopped}"
 
 
 def _measure_in_turns(methods: list[Method], report: Report) -> None:
     """So that whatever else the machine does concerns all alike."""
-    steps = report.protocol.steps
-    for method in methods:  # the first run finds everything cold
-        _train(report, method, report.best(method.name).settings, TUNING_SEED, "validation", min(steps, 5), math.inf)
-    for seed in range(report.protocol.seeds):
-        for method in methods if seed % 2 == 0 else reversed(methods):
-            settings = report.best(method.name).settings
-            run = _train(report, method, settings, seed, "test", steps, _limit(report))
-            report.runs.setdefault(method.name, []).append(run)
-            print(f"  {method.name} seed {seed}: {run.final:.5g} {run.stopped}", flush=True)
+    protocol, steps = report.protocol, report.protocol.steps
+    best = {method.name: report.best(method.name).settings for method in methods}
+    if report.protocol.jobs == 1:  # the first run finds everything cold; in a pool, trials have warmed it
+        cold = [Order(one, best[one.name], TUNING_SEED, "validation", min(steps, 5), math.inf) for one in methods]
+        list(_trained(cold, report))
+    orders = [
+        Order(method, best[method.name], seed, "test", steps, _limit(report), report.began_at + protocol.within_s)
+        for seed in range(report.protocol.seeds)
+        for method in (methods if seed % 2 == 0 else reversed(methods))
+    ]
+    for run in _whole_rounds(_trained(orders, report), len(methods)):
+        report.runs.setdefault(run.method, []).append(run)
+        print(f"  {run.method} seed {run.seed}: {run.final:.5g} {run.stopped}", flush=True)
+    if REFERENCE not in report.runs:
+        raise SystemExit("no seed of all methods fits into the time: give more, or fewer trials or methods")
     if not math.isfinite(report.target):
         raise SystemExit(f"{REFERENCE} diverged with a seed, so there is no target: tune it with more trials")
 
@@ -161,20 +199,59 @@ def _equal_time(report: Report) -> None:
         return
     steps = max(1, round(known[-1].device_s / base.device_s * base.step))
     settings = report.best(REFERENCE).settings
-    runs = [
-        _train(report, METHODS[REFERENCE], settings, seed, "test", steps, math.inf)
-        for seed in range(report.protocol.seeds)
-    ]
+    seeds = range(len(report.runs[REFERENCE]))
+    orders = [Order(METHODS[REFERENCE], settings, seed, "test", steps, math.inf) for seed in seeds]
+    runs = list(_trained(orders, report))
     for run in runs:
         run.method = EQUAL_TIME
     report.runs[EQUAL_TIME] = runs
 
 
-def _train(
-    report: Report, method: Method, settings: Settings, seed: int, split: str, steps: int, limit_s: float
-) -> Run:
-    device = report.protocol.device
-    return train(report.problem, method, settings, seed=seed, split=split, steps=steps, device=device, limit_s=limit_s)
+def _trained(orders: list[Order], report: Report) -> Iterable[Run]:
+    """In the order in which they were given."""
+    problem, device = report.problem, report.protocol.device
+    if report.protocol.jobs == 1:
+        return (_train(problem, order.method, order, device) for order in orders)
+    named = [
+        (problem.name, problem.evaluations, order.method.name, replace(order, method=None), device) for order in orders
+    ]  # type: ignore[arg-type]
+    return _pool(report.protocol.jobs).map(_train_by_name, *zip(*named, strict=True))
+
+
+def _whole_rounds(runs: Iterable[Run], each: int) -> Iterator[Run]:
+    """As many as were begun in time, for all methods alike."""
+    waiting: list[Run] = []
+    for run in runs:
+        waiting.append(run)
+        if len(waiting) == each:
+            if any(one.stopped == LATE for one in waiting):
+                return
+            yield from waiting
+            waiting = []
+
+
+def _train(problem: Problem, method: Method, order: Order, device: str) -> Run:
+    if time.time() > order.begin_by:
+        return Run(method.name, order.seed, order.settings, order.steps, stopped=LATE)
+    return train(
+        problem, method, order.settings, seed=order.seed, split=order.split, steps=order.steps, device=device,
+        limit_s=order.limit_s,
+    )  # fmt: skip
+
+
+def _train_by_name(problem: str, evaluations: int, method: str, order: Order, device: str) -> Run:
+    """In another process, which makes its own problems and methods: they hold functions, which cannot be sent."""
+    return _train(replace(PROBLEMS[problem], evaluations=evaluations), METHODS[method], order, device)
+
+
+@cache
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        jobs,
+        multiprocessing.get_context("spawn"),
+        initializer=torch.set_num_threads,
+        initargs=(torch.get_num_threads(),),
+    )
 
 
 def _limit(report: Report) -> float:
@@ -214,11 +291,17 @@ def present(report: Report, bench: TrainingBench) -> None:
     _ends(report, bench, ours or REFERENCE)
     bench.more = {
         "problem": {"name": problem.name, "about": problem.about, "metric": problem.metric_name},
-        "protocol": {**report.protocol.__dict__, "threads": torch.get_num_threads(), "ours": ours},
+        "protocol": {**_protocol(report), "threads": torch.get_num_threads(), "ours": ours},
         "target": _digits(report.target),
         "trials": [run.to_json(1) for runs in (*report.trials.values(), report.failed) for run in runs],
         "training": [run.to_json() for runs in report.runs.values() for run in runs],
     }
+
+
+def _protocol(report: Report) -> dict[str, Any]:
+    """As it was done: with a bound on the time, fewer rounds may be than were asked for."""
+    known = {name: value for name, value in report.protocol.__dict__.items() if value != math.inf}
+    return known | {"trials": len(report.trials[REFERENCE]), "seeds": len(report.runs[REFERENCE])}
 
 
 def _ends(report: Report, bench: TrainingBench, shown: str) -> None:
@@ -268,6 +351,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="measured with the best setting, 5")
     parser.add_argument("--steps", type=int, help="the horizon, the problem's own")
     parser.add_argument("--threads", type=int, default=1, help="of torch, 1")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings beside each other, 1")
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="no training begins later")
     parser.add_argument("--select", choices=("time", "final"), default="time", help="what settings are chosen by")
     parser.add_argument("--device", help="cpu or cuda; what the problem is meant for")
     parser.add_argument("--quick", action="store_true", help="1 trial, 1 seed, a fortieth of the steps")
@@ -291,6 +376,8 @@ def main() -> int:
         steps=options.steps or max(10, problem.steps // (40 if options.quick else 1)),
         select=options.select,
         device=device,
+        jobs=options.jobs,
+        within_s=options.within or math.inf,
     )
     bench = TrainingBench(f"optim_training_{problem.name.replace('-', '_')}", packages=("torch", "numpy"))
     if device.startswith("cuda"):

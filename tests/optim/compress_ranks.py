@@ -1,14 +1,16 @@
-"""What ranks do in tests of compression. A program of its own: every rank is a process.
+"""What ranks do in tests of compression. A program of its own that becomes several: every rank is a process.
 
-RANK=0 WORLD_SIZE=2 python compress_ranks.py FOLDER SCENE…    writes FOLDER/SCENE.RANK.pt for each scene
+python compress_ranks.py FOLDER WORLD SCENE…    writes FOLDER/SCENE.RANK.pt for each scene and each of WORLD ranks
 """
 
 from __future__ import annotations
 
 import copy
-import os
+import multiprocessing
 import sys
 from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from diamond.optim.compress import Compress, Count, Wire, attach, average_factors, collectives
 from diamond.optim.errors import OptimError
 
-EVERY = ("none", "bf16", "fp16", "powersgd:2", "topk:0.05", "randomk:0.05", "int8", "int4", "int2", "int1")
+EVERY = (
+    "none", "bf16", "fp16", "powersgd:2", "powersgd:2:int8", "topk:0.05", "topk:0.05:int4", "randomk:0.05",
+    "int8", "int4", "int2", "int1",
+)  # fmt: skip
 SMALL_BUCKET_MB = 0.01  # several buckets even of a small model
 
 
@@ -97,21 +102,23 @@ class Spy:
 def every_method() -> dict[str, Any]:
     """A few steps under DDP with each."""
     told: dict[str, Any] = {}
-    for grad in EVERY:
-        for two_step_from in (2, 9):
-            model = wrapped()
-            wire = attach(model, Compress(grad=grad, two_step_from=two_step_from, report_every=2))
-            with Spy() as spy:
-                train(model, torch.optim.SGD(model.parameters(), lr=0.01), range(4))
-            told[f"{grad} {two_step_from}"] = {
-                "weights": weights(model),
-                "handed": spy.nbytes,
-                "sent": wire.bytes_sent,
-                "plain": wire.bytes_plain,
-                "kinds": dict(wire.count.sent),
-                "ratio": wire.ratio,
-                "error": tuple(wire.relative_error),
-            }
+    ways = {grad: Compress(grad=grad, two_step_from=9, report_every=2) for grad in EVERY}
+    ways |= {f"{grad} in two": Compress(grad=grad, two_step_from=2) for grad in ("int4", "powersgd:2:int8")}
+    ways["int8 late"] = Compress(grad="int8", two_step_from=9, report_every=1, start_after=3)
+    for name, compress in ways.items():
+        model = wrapped()
+        wire = attach(model, compress)
+        with Spy() as spy:
+            train(model, torch.optim.SGD(model.parameters(), lr=0.01), range(4))
+        told[name] = {
+            "weights": weights(model),
+            "handed": spy.nbytes,
+            "sent": wire.bytes_sent,
+            "plain": wire.bytes_plain,
+            "kinds": dict(wire.count.sent),
+            "ratio": wire.ratio,
+            "error": tuple(wire.relative_error),
+        }
     plain = wrapped()
     train(plain, torch.optim.SGD(plain.parameters(), lr=0.01), range(4))
     return {"methods": told, "plain": weights(plain)}
@@ -120,7 +127,7 @@ def every_method() -> dict[str, Any]:
 def resumed() -> dict[str, Any]:
     """The same six steps in one go and in two lives."""
     told = {}
-    for grad in ("topk:0.05", "randomk:0.05", "powersgd:2", "int4", "int1"):
+    for grad in ("topk:0.05:int8", "randomk:0.05", "powersgd:2:int8", "int4", "int1"):
         whole, _ = life(grad, range(6), None)
         _, saved = life(grad, range(3), None)
         torch.save(saved, Path(sys.argv[1]) / f"saved.{dist.get_rank()}")
@@ -181,17 +188,13 @@ def losses() -> dict[str, float]:
         "plain": None,
         "topk": Compress(grad="topk:0.01"),
         "topk forgetful": Compress(grad="topk:0.01", error_feedback=False),
-        "powersgd": Compress(grad="powersgd:2"),
-        "randomk": Compress(grad="randomk:0.1"),
-        "int8": Compress(grad="int8"),
-        "int4": Compress(grad="int4"),
+        "powersgd": Compress(grad="powersgd:2:int8"),
         "int1 with memory": Compress(grad="int1", error_feedback=True),
-        "bf16": Compress(grad="bf16"),
     }.items():
-        model = wrapped()
+        model = DistributedDataParallel(net())
         if compress is not None:
             attach(model, compress)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(300))
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(150))
         inputs, wanted = batch(10**6, 0, 2000)
         with torch.no_grad():
             told[name] = float(nn.functional.mse_loss(model.module(inputs), wanted))
@@ -214,7 +217,8 @@ def fsdp() -> dict[str, Any]:
         wire = attach(model, Compress(grad=grad))
         with Spy() as spy:
             first = after_first(model)
-            train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(40 if grad in LEARNING else 3))
+            steps = 12 if grad in LEARNING and dist.get_world_size() == 2 else 3
+            train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(steps))
         told[grad] = {
             "first": first,
             "weights": weights(model),
@@ -227,11 +231,11 @@ def fsdp() -> dict[str, Any]:
         }
     model = sharded(net(), mesh)
     first = after_first(model)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(40))
+    train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(12))
     return {"methods": told, "first": first, "loss": held_out(model)}
 
 
-LEARNING = ("none", "powersgd:2", "topk:0.05", "int8")
+LEARNING = ("none", "powersgd:2:int8", "topk:0.05", "int8")
 
 
 def after_first(model: nn.Module) -> torch.Tensor:
@@ -281,11 +285,11 @@ def hybrid() -> dict[str, Any]:
         model = sharded(model, mesh["shard"])
         wire = attach(model, Compress(grad=grad), process_group=mesh["replicate"].get_group())
         first = after_first(model)
-        train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(40))
+        train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(12))
         told[grad] = {"first": first, "weights": weights(model), "loss": held_out(model), "ratio": wire.ratio}
     plain = sharded(net(), mesh)
     first = after_first(plain)
-    train(plain, torch.optim.SGD(plain.parameters(), lr=0.05), range(40))
+    train(plain, torch.optim.SGD(plain.parameters(), lr=0.05), range(12))
     return {"methods": told, "refused": refused, "first": first, "loss": held_out(plain)}
 
 
@@ -309,16 +313,32 @@ def factors() -> dict[str, Any]:
 SCENES = (every_method, resumed, not_finite, losses, fsdp, fsdp_resumed, hybrid, factors)
 
 
-def main() -> None:
-    folder, wanted = Path(sys.argv[1]), sys.argv[2:]
-    torch.set_num_threads(1)
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+def play(folder: Path, rank: int, world: int, wanted: list[str]) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     for scene in SCENES:
         if scene.__name__ in wanted:
             torch.save(scene(), folder / f"{scene.__name__}.{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    folder, world, wanted = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    torch.set_num_threads(1)
+    # Forked, because importing torch takes longer than most scenes.
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=play, args=(folder, rank, world, wanted), daemon=True) for rank in range(world)]
+    for one in ranks:
+        one.start()
+    left = list(ranks)
+    while left:
+        wait([one.sentinel for one in left])
+        if any(one.exitcode for one in ranks):
+            # The others would wait for it; ending ends them.
+            sys.exit(1)
+        left = [one for one in left if one.exitcode is None]
 
 
 if __name__ == "__main__":

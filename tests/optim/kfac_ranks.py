@@ -153,6 +153,19 @@ def every_mode() -> dict[str, Any]:
     return found
 
 
+def split_and_aside() -> dict[str, Any]:
+    """Factors in pieces, and inverses computed aside; kept by one rank and by all."""
+    found = {}
+    for name, options in (("pieces", {"largest": 4}), ("aside", {"inverses": "aside"})):
+        for workers in {1, WORLD}:
+            model = ddp(Net())
+            plan = planned(Net(), workers)
+            optimizer = KFAC(model, 0.05, curvature="ggn-exact", damping=DAMPING, plan=plan, **options)
+            train(model, optimizer, range(6))
+            found[f"{name} {workers}"] = told(model, optimizer)
+    return found
+
+
 def drift() -> dict[str, Any]:
     """Twenty steps with random curvature."""
     found = {}
@@ -351,6 +364,7 @@ def continued() -> dict[str, Any]:
         options: dict[str, Any] = {"kind": kind, "damping": DAMPING, "weight_decay": 1e-3}
         if kind == "kfac":
             options["plan"] = planned(Net(), 1)
+            options["inverses"] = "aside" if lr == 0.05 else "now"
         model = made(how)
         optimizer = KFAC(model, lr, **options)
         train(model, optimizer, range(break_at))
@@ -419,7 +433,7 @@ SCENES = {
     one.__name__: one
     for one in (
         every_mode, drift, uneven, experts, static_graph, spread_models, fsdp_options, refused, compressed, continued,
-        not_finite, two, four,
+        not_finite, split_and_aside, two, four,
     )
 }  # fmt: skip
 

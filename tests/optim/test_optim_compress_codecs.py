@@ -9,7 +9,7 @@ import torch
 
 from diamond.optim.compress import Compress
 from diamond.optim.compress.codec import Codec, Dice, Layout
-from diamond.optim.compress.exchange import exchange_for
+from diamond.optim.compress.exchange import Untouched, exchange_for
 from diamond.optim.compress.floats import Half
 from diamond.optim.compress.lockstep import in_lockstep
 from diamond.optim.compress.powersgd import PowerSGD, orthonormal
@@ -17,7 +17,10 @@ from diamond.optim.compress.quantise import Quantised, pack_bits, unpack_bits
 from diamond.optim.compress.sparse import RandomK, TopK
 
 SHAPES = ((40, 30), (30,), (7,), (600,), (5, 4, 3, 3), (1,))
-EVERY = ("none", "bf16", "fp16", "powersgd:2", "topk:0.05", "randomk:0.05", "int8", "int4", "int2", "int1")
+EVERY = (
+    "none", "bf16", "fp16", "powersgd:2", "powersgd:2:bf16", "powersgd:2:int8", "topk:0.05", "topk:0.05:int4",
+    "randomk:0.05", "int8", "int4", "int2", "int1",
+)  # fmt: skip
 
 
 def layout_of(*shapes: tuple[int, ...]) -> Layout:
@@ -109,8 +112,27 @@ def test_topk_sends_the_largest_of_each_tensor_and_their_places() -> None:
         assert int((got != 0).sum()) == count
         assert torch.equal(got[got != 0], part[got != 0])
         assert float(part[got != 0].abs().min()) >= float(part.abs().sort(descending=True).values[count - 1])
-    kept = [60, 2, 1, 30, 9]
-    assert codec.encode(flat, LAYOUT, Dice(0)).numel() == 8 * sum(kept) + 4  # the last tensor has but one value
+    # Of each of 60, 2, 1, 30 and 9 values four bytes and a place, and a byte for each block of 255 values; whole, 4.
+    assert codec.encode(flat, LAYOUT, Dice(0)).numel() == 5 * (60 + 2 + 1 + 30 + 9) + 5 + 1 + 1 + 3 + 1 + 4
+
+
+def test_topk_in_few_bits_sends_the_same_places_and_rounds_the_values() -> None:
+    flat = normal(LAYOUT.numel)
+    exact = rebuilt(TopK(0.05), flat)
+    for bits, levels in ((8, 127), (4, 7)):
+        codec = TopK(0.05, bits=bits)
+        for got, kept, whole in zip(*(LAYOUT.split(one) for one in (rebuilt(codec, flat), exact, flat)), strict=True):
+            truth = kept if codec.kept(whole.numel()) < whole.numel() else whole
+            assert float((got - truth).abs().max()) <= float(truth.abs().max()) / levels / 2 * 1.001
+    # Of the tensors sent in part: blocks, places, a scale, and codes in whole bytes of 8 values. Two are sent whole.
+    parts = (5 + 60 + 4 + 32) + (1 + 2 + 4 + 4) + (3 + 30 + 4 + 16) + (1 + 9 + 4 + 8)
+    assert TopK(0.05, bits=4).encode(flat, LAYOUT, Dice(0)).numel() == parts + 2 * (4 + 4)
+
+
+def test_places_come_back_from_full_and_empty_blocks() -> None:
+    flat = torch.zeros(3000)
+    flat[300:900] = 1 + torch.arange(600.0)
+    assert torch.equal(rebuilt(TopK(0.2), flat, layout_of((3000,))), flat)
 
 
 def test_topk_of_everything_loses_nothing_and_sends_no_places() -> None:
@@ -121,11 +143,13 @@ def test_topk_of_everything_loses_nothing_and_sends_no_places() -> None:
 
 def test_randomk_is_unbiased_over_steps_and_sends_values_only() -> None:
     """A value comes through with probability 1/block, times block: its standard deviation is below |x|·sqrt(block)."""
-    layout, values, steps = layout_of((50,)), normal(50, seed=2), 4000
-    codec = RandomK(0.2, unbiased=True)
-    assert codec.encode(values, layout, Dice(0)).numel() == 10
-    mean = torch.stack([rebuilt(codec, values, layout, step) for step in range(steps)]).double().mean(0)
-    assert bool(((mean - values).abs() <= 6 * values.abs() * math.sqrt(5) / math.sqrt(steps)).all())
+    values, steps, at_once = normal(50, seed=2), 4, 1000
+    layout, codec = layout_of((50 * at_once,)), RandomK(0.2, unbiased=True)
+    assert codec.encode(values, layout_of((50,)), Dice(0)).numel() == 10
+    seen = torch.cat([rebuilt(codec, values.repeat(at_once), layout, step).view(-1, 50) for step in range(steps)])
+    assert not torch.equal(seen[:at_once], seen[at_once : 2 * at_once])
+    most = 6 * values.abs() * math.sqrt(5) / math.sqrt(steps * at_once)
+    assert bool(((seen.double().mean(0) - values).abs() <= most).all())
 
 
 def test_randomk_sums_on_the_wire_because_all_ranks_know_the_places() -> None:
@@ -153,7 +177,7 @@ def powersgd(rank: int, ranks: list[torch.Tensor], warm: list[dict[str, torch.Te
     world = len(ranks)
     return in_lockstep(
         [
-            PowerSGD(rank, warm[at]).reduce(flat, LAYOUT, Dice(1, step=step, rank=at), world)
+            PowerSGD(rank, warm[at], thin=Untouched()).reduce(flat, LAYOUT, Dice(1, step=step, rank=at), world)
             for at, flat in enumerate(ranks)
         ]
     )
@@ -195,7 +219,23 @@ def test_powersgd_gets_over_a_step_of_zeros() -> None:
 
 
 def test_powersgd_sends_small_matrices_as_they_are() -> None:
-    assert [one.name for one in PowerSGD(2, {}).matrices(layout_of((3, 3), (4, 4), (100,), (5, 5)))] == ["p3"]
+    found = PowerSGD(2, {}, thin=Untouched()).matrices(layout_of((3, 3), (4, 4), (100,), (5, 5)))
+    assert [one.name for one in found] == ["p3"]
+
+
+@pytest.mark.parametrize(("code", "most"), [("bf16", 1.05), ("int8", 1.6)])
+def test_powersgd_in_few_bits_keeps_small_columns(code: str, most: float) -> None:
+    """Columns that differ a hundredfold in size each keep their bits. The tail beyond the rank is lost in any case."""
+    sizes = torch.logspace(0, -4, 40)
+    left, right = torch.linalg.qr(normal(2400).view(60, 40)).Q, torch.linalg.qr(normal(1600, 1).view(40, 40)).Q
+    flat = (left * sizes @ right.T).reshape(-1)
+    exchange = exchange_for(Compress(grad=f"powersgd:20:{code}"), {})
+    for step in range(12):
+        ends, sent = in_lockstep([exchange.reduce(flat, layout_of((60, 40)), Dice(1, step=step), 1)])
+    lost = (ends[0].average - flat).view(60, 40)
+    assert float(lost.norm()) < most * float(sizes[20:].norm())
+    assert float((left[:, 15:18].T @ lost).norm()) < 0.1 * float(sizes[15:18].norm())
+    assert sum(one[0].tensor.numel() * one[0].tensor.element_size() for one in sent) <= 100 * 20 * 2
 
 
 def test_orthonormal_columns_even_of_nearly_dependent_ones() -> None:
@@ -211,8 +251,13 @@ def test_orthonormal_columns_even_of_nearly_dependent_ones() -> None:
 # ---- memory ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grad", ["topk:0.05", "randomk:0.05", "powersgd:2", "int1", "int2", "int4"])
-@pytest.mark.parametrize(("world", "two_step"), [(2, 9), (3, 9), (3, 2)])
+@pytest.mark.parametrize(
+    ("grad", "world", "two_step"),
+    [
+        *((grad, 2, 9) for grad in ("topk:0.05", "topk:0.05:int4", "randomk:0.05", "powersgd:2")),
+        *((grad, *how) for grad in ("int1", "int2", "int4", "powersgd:2:int8") for how in ((2, 9), (3, 2))),
+    ],
+)
 def test_what_memory_holds_back_arrives_in_the_end(grad: str, world: int, two_step: int) -> None:
     """Sent in T steps + still remembered = T gradients, and the part remembered per step goes to nothing."""
     compress = Compress(grad=grad, error_feedback=True, two_step_from=two_step)
@@ -221,7 +266,7 @@ def test_what_memory_holds_back_arrives_in_the_end(grad: str, world: int, two_st
     exchanges = [exchange_for(compress, {}) for _ in range(world)]
     memory = [torch.zeros(LAYOUT.numel) for _ in range(world)]
     total, away = torch.zeros(LAYOUT.numel), []
-    for step in range(120):
+    for step in range(60):
         wanted = [gradient + kept for gradient, kept in zip(gradients, memory, strict=True)]
         rounds = [
             exchange.reduce(one, LAYOUT, Dice(1, step=step, rank=rank), world)
@@ -231,13 +276,12 @@ def test_what_memory_holds_back_arrives_in_the_end(grad: str, world: int, two_st
         memory = [one - end.own for one, end in zip(wanted, ends, strict=True)]
         total += ends[0].average
         away.append(float((total / (step + 1) - truth).norm() / truth.norm()))
-    torch.testing.assert_close(total + sum(memory) / world, truth * 120, atol=2e-2, rtol=1e-3)
-    assert away[-1] < 0.25 and away[-1] < 0.7 * away[29]
+    torch.testing.assert_close(total + sum(memory) / world, truth * 60, atol=1e-2, rtol=1e-3)
+    assert away[-1] < 0.4 and away[-1] < 0.7 * away[14]
 
 
 @pytest.mark.parametrize("grad", EVERY)
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("two_step", [2, 9])
+@pytest.mark.parametrize(("world", "two_step"), [(2, 9), (3, 9), (3, 2)])
 def test_all_ranks_rebuild_the_same_bits(grad: str, world: int, two_step: int) -> None:
     compress = Compress(grad=grad, two_step_from=two_step)
     flats = [normal(LAYOUT.numel, rank) for rank in range(world)]
@@ -266,25 +310,20 @@ def test_a_scatter_gives_each_rank_the_average_of_its_row(grad: str) -> None:
 
 @pytest.mark.parametrize("bits", [1, 4])
 def test_two_steps_are_unbiased_and_send_no_more_for_more_ranks(bits: int) -> None:
-    layout, steps = layout_of((64,), (20,)), 3000
-    sizes = {}
+    draws, values = 3000, [normal(64, rank) for rank in range(4)]
+    layout, sizes = layout_of((64 * draws,), (20,)), {}
     for world in (2, 4):
         exchange = exchange_for(Compress(grad=f"int{bits}", two_step_from=2, chunk=8), {})
-        flats = [normal(84, rank) for rank in range(world)]
-        seen = []
-        for step in range(steps if world == 2 else 1):
-            rounds = [
-                exchange.reduce(flat, layout, Dice(1, step=step, rank=rank), world) for rank, flat in enumerate(flats)
-            ]
-            ends, sent = in_lockstep(rounds)
-            seen.append(ends[0].average)
+        flats = [torch.cat([one.repeat(draws), one[:20]]) for one in values[:world]]
+        ends, sent = in_lockstep(
+            [exchange.reduce(flat, layout, Dice(1, rank=rank), world) for rank, flat in enumerate(flats)]
+        )
         sizes[world] = sum(one[0].tensor.numel() for one in sent)
-        if world == 2:
-            # Each of two roundings has at most half a gap of deviation, a gap being 2·largest for one bit.
-            gap = 2 * max(float(flat.abs().max()) for flat in flats) / max(1, 2**bits - 2)
-            mean = torch.stack(seen).double().mean(0)
-            assert float((mean - sum(flats) / 2).abs().max()) <= 6 * gap / math.sqrt(steps)
-    assert sizes[4] <= sizes[2]
+        # Each of two roundings has at most half a gap of deviation, a gap being 2·largest for one bit.
+        gap = 2 * max(float(flat.abs().max()) for flat in flats) / max(1, 2**bits - 2)
+        mean = ends[0].average[:-20].view(draws, 64).double().mean(0)
+        assert float((mean - sum(values[:world]) / world).abs().max()) <= 6 * gap / math.sqrt(draws)
+    assert sizes[4] <= 1.001 * sizes[2]
 
 
 def test_two_steps_do_not_depend_on_the_bucket() -> None:

@@ -12,7 +12,7 @@ from diamond.optim.compress import Compress, Wire
 from diamond.optim.compress.codec import Layout, Send
 from diamond.optim.compress.counting import Count, ErrorMeter
 from diamond.optim.compress.fsdp import own_parameters, shard_layout
-from diamond.optim.compress.memory import ErrorMemory
+from diamond.optim.compress.memory import ErrorMemory, Room
 from diamond.optim.compress.wire import nothing_or_nan
 from diamond.optim.errors import OptimError
 
@@ -105,3 +105,12 @@ def test_parameters_come_in_the_order_of_their_modules_and_once() -> None:
     model[2].weight = nn.Parameter(torch.zeros(1, 4))
     model.append(model[0])
     assert [id(one) for one in own_parameters(model)] == [id(one) for one in model.parameters()]
+
+
+def test_room_is_the_same_until_buckets_are_formed_anew() -> None:
+    room = Room()
+    first = room.like(torch.zeros(5), layout("a", "b"))
+    apart = room.like(torch.zeros(4), layout("c"))
+    assert room.like(torch.ones(5), layout("a", "b")) is first and room.like(torch.ones(4), layout("c")) is apart
+    assert room.like(torch.zeros(7), layout("a", "c")).shape == (7,)
+    assert room.like(torch.zeros(5), layout("a", "b")) is not first

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).parent / "compress_ranks.py"
-EVERY = ("none", "bf16", "fp16", "powersgd:2", "topk:0.05", "randomk:0.05", "int8", "int4", "int2", "int1")
+EVERY = (
+    "none", "bf16", "fp16", "powersgd:2", "powersgd:2:int8", "topk:0.05", "topk:0.05:int4", "randomk:0.05",
+    "int8", "int4", "int2", "int1",
+)  # fmt: skip
 PLAIN_BYTES = 4 * (12 * 64 + 64 + 64 * 64 + 64 + 64 * 3 + 3)
 Told = list[dict[str, Any]]
 Ranks = Callable[..., Told]
@@ -42,21 +45,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 def run(folder: Path, world: int) -> None:
-    known = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world)}
-    begun = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), *SCENES[world]],
-            env=known | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        said = [one.communicate(timeout=240)[0] for one in begun]
-    finally:
-        for one in begun:
-            one.kill()
-            one.wait()
-    assert [one.returncode for one in begun] == [0] * world, "\n".join(said)[-4000:]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), str(world), *SCENES[world]],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -69,27 +63,32 @@ def test_ranks_agree_to_the_bit_and_count_what_they_send(ranks: Ranks, world: in
         assert first["plain"] == 4 * PLAIN_BYTES
         assert sum(first["kinds"].values()) == first["sent"]
     methods = told[0]["methods"]
-    torch.testing.assert_close(methods["none 9"]["weights"], told[0]["plain"], atol=1e-6, rtol=1e-6)
-    assert methods["none 9"]["sent"] == 4 * PLAIN_BYTES and methods["none 9"]["ratio"] == 1.0
-    assert methods["bf16 9"]["sent"] * 2 == 4 * PLAIN_BYTES
+    torch.testing.assert_close(methods["none"]["weights"], told[0]["plain"], atol=1e-6, rtol=1e-6)
+    assert methods["none"]["sent"] == 4 * PLAIN_BYTES and methods["none"]["ratio"] == 1.0
+    assert methods["bf16"]["sent"] * 2 == 4 * PLAIN_BYTES
+    assert methods["int8 late"]["sent"] == 3 * PLAIN_BYTES + methods["int8"]["sent"] // 4
+    assert methods["int8 late"]["error"][0] == methods["int8 late"]["error"][1] > 0
     for grad, least in (
         ("int8", 3.7),
         ("int4", 7.3),
         ("int2", 13.5),
         ("int1", 23),
-        ("topk:0.05", 9),
+        ("topk:0.05", 14),
+        ("topk:0.05:int4", 40),
         ("randomk:0.05", 19),
     ):
-        assert 4 * PLAIN_BYTES / methods[f"{grad} 9"]["sent"] > least, grad
-    last, mean = methods["int8 9"]["error"]
+        assert 4 * PLAIN_BYTES / methods[grad]["sent"] > least, grad
+    assert methods["powersgd:2"]["sent"] > 3.5 * methods["powersgd:2:int8"]["sent"]
+    last, mean = methods["int8"]["error"]
     assert 0 < last < 0.02 and 0 < mean < 0.02
-    assert 0.2 < methods["topk:0.05 9"]["error"][0] < 1.0
+    assert 0.2 < methods["topk:0.05"]["error"][0] < 1.0
     # In two steps a rank sends two coded buffers' shares, however many ranks there are.
-    assert set(methods["int4 2"]["kinds"]) == {"grad all_to_all", "grad all_gather"}
-    assert set(methods["int4 9"]["kinds"]) == {"grad all_gather"}
+    for grad in ("int4", "powersgd:2:int8"):
+        assert set(methods[f"{grad} in two"]["kinds"]) == {"grad all_to_all", "grad all_gather"}
+        assert set(methods[grad]["kinds"]) == {"grad all_gather"}
     if world == 3:
         # 1.5 times for large tensors; here many are no larger than a chunk, and shares are filled up.
-        assert methods["int4 2"]["ratio"] > 1.1 * methods["int4 9"]["ratio"]
+        assert methods["int4 in two"]["ratio"] > 1.1 * methods["int4"]["ratio"]
 
 
 def test_a_run_in_two_lives_ends_with_the_same_bits(ranks: Ranks) -> None:
@@ -117,7 +116,7 @@ def test_what_is_not_finite_reaches_all_ranks_and_no_memory(ranks: Ranks) -> Non
 
 
 def test_training_ends_where_it_ends_uncompressed(ranks: Ranks) -> None:
-    """300 steps of SGD, where the loss still falls and depends on how far the gradients have carried the weights.
+    """150 steps of SGD, where the loss still falls and depends on how far the gradients have carried the weights.
 
     What is rounded without bias, or remembered, arrives some steps late at most, a hundredth of the training: 2 %. A
     method that sends a hundredth of the gradient and forgets the rest lags by far more than that.
@@ -141,8 +140,9 @@ def test_fsdp_scatters_compressed(ranks: Ranks, world: int) -> None:
         close = {"none": 1e-5, "bf16": 0.01, "fp16": 0.01, "int8": 0.03, "int4": 0.4}.get(grad)
         if close is not None:
             assert float((seen[0]["first"] - plain).norm() / plain.norm()) < close, grad
-    for grad, most in (("none", 1.001), ("int8", 1.05), ("powersgd:2", 1.5), ("topk:0.05", 1.5)):
-        assert told[0]["methods"][grad]["loss"] < most * told[0]["loss"], grad
+    if world == 2:
+        for grad, most in (("none", 1.001), ("int8", 1.05), ("powersgd:2:int8", 1.5), ("topk:0.05", 1.5)):
+            assert told[0]["methods"][grad]["loss"] < most * told[0]["loss"], grad
     assert told[0]["methods"]["int1"]["ratio"] > 20 and told[0]["methods"]["topk:0.05"]["ratio"] > 8
     assert math.isclose(told[0]["methods"]["none"]["ratio"], 1.0)
 

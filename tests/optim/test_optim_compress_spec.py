@@ -20,7 +20,10 @@ from diamond.optim.errors import OptimError
         ("bf16", Method("bf16")),
         ("fp16", Method("fp16")),
         ("powersgd:4", Method("powersgd", 4)),
+        ("powersgd:16:int8", Method("powersgd", 16, "int8")),
+        ("powersgd:2:bf16", Method("powersgd", 2, "bf16")),
         ("topk:0.01", Method("topk", 0.01)),
+        ("topk:0.05:int4", Method("topk", 0.05, "int4")),
         ("topk:1", Method("topk", 1.0)),
         ("randomk:1e-3", Method("randomk", 1e-3)),
         ("int8", Method("int", 8)),
@@ -36,7 +39,8 @@ def test_grad_is_read(text: str, method: Method) -> None:
     [
         "", None, 3, "int3", "int", "int8:2", "bf16:1", "none:", "powersgd", "powersgd:", "powersgd:0", "powersgd:-1",
         "powersgd:2.5", "powersgd:99999", "powersgd:²", "topk", "topk:0", "topk:2", "topk:-0.1", "topk:nan",
-        "topk:inf", "randomk:", "randomk:x", " topk:0.1", "TOPK:0.1", "zip",
+        "topk:inf", "randomk:", "randomk:x", "randomk:0.1:int8", "powersgd:4:", "powersgd:4:int2", "powersgd:4:int4",
+        "powersgd::int8", "powersgd:4:int8:", "topk:0.1:bf16", "int8:int8", " topk:0.1", "TOPK:0.1", "zip",
     ],
 )  # fmt: skip
 def test_a_hostile_grad_is_refused_with_an_example(text: Any) -> None:
@@ -63,6 +67,7 @@ def test_an_unknown_grad_lists_all_there_is() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("start_after", -1), ("start_after", 0.5),
         ("chunk", 0), ("chunk", 12), ("chunk", 8.0), ("chunk", True), ("two_step_from", 1), ("report_every", 0),
         ("seed", -1), ("seed", "x"), ("error_feedback", "yes"), ("error_feedback", 2),
     ],

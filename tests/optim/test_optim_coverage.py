@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from diamond.optim.coverage import coverage
+from diamond.optim.covered import coverage
 from diamond.optim.kfac import KFAC
 
 
@@ -90,3 +90,10 @@ def test_the_report_is_what_the_optimizer_does() -> None:
     taken = {id(one) for block in opt.blocks for one in block.parameters()}
     names = {name for name, one in model.named_parameters() if id(one) in taken}
     assert names == {one.name for one in coverage(model, opt.blocks).lines if one.covered}
+
+
+def test_it_can_be_asked_for_again() -> None:
+    import diamond.optim
+
+    model = nn.Sequential(nn.Linear(3, 2))
+    assert str(diamond.optim.coverage(model)) == str(diamond.optim.coverage(model)), "no module takes its name"

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -15,20 +9,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 from diamond.optim.errors import OptimError
-from diamond.optim.hardware import COLLECTIVES, SOLVERS, Hardware, latency_and_bandwidth, measure, typical
-
-PROGRAM = """
-import sys, time
-import torch, torch.distributed as dist
-from diamond.optim.hardware import measure
-rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
-if rank == 1:  # a rank that is slower than the others, as one with a busy processor
-    solve = torch.linalg.cholesky_ex
-    torch.linalg.cholesky_ex = lambda stack: (time.sleep(0.04), solve(stack))[1]
-print(measure("cpu", seconds=0.6, sizes=(16, 64)).to_json(), flush=True)
-dist.destroy_process_group()
-"""
+from diamond.optim.hardware import COLLECTIVES, SOLVERS, Hardware, typical
+from diamond.optim.measuring import latency_and_bandwidth, measure
 
 
 def made(**changed: object) -> Hardware:
@@ -54,6 +36,30 @@ def test_between_and_beyond_what_was_measured() -> None:
     assert hardware.gemm_s(10_000, 500, 1000) == pytest.approx(1e-2)
     assert hardware.gemm_s(100, 100, 50_000, torch.float32) == pytest.approx(2e-3), "tall ones have their own curve"
     assert hardware.gemm_s(0, 5, 5) == 0
+
+
+def test_many_at_once_are_as_each_alone() -> None:
+    hardware = made()
+    sizes = torch.tensor([1.0, 99.0, 100.0, 101.0, 150.0, 200.0, 5000.0], dtype=torch.float64)
+    for how in ("auto", "cholesky"):
+        assert hardware.solves_s(sizes, how).tolist() == [hardware.solve_s(int(n), how) for n in sizes.tolist()]
+    alone = [hardware.gemm_s(int(n), 64, 2000) for n in sizes.tolist()]
+    others, rows = torch.full_like(sizes, 64), torch.full_like(sizes, 2000)
+    assert hardware.gemms_s(sizes, others, rows).tolist() == alone
+
+
+def test_a_gpu_takes_products_of_a_batch_as_one_and_works_while_the_host_starts_others() -> None:
+    n, batch = torch.tensor([20.0], dtype=torch.float64), torch.tensor([50])
+    gpu, cpu = made(), made(device="cpu")
+    each = 2.0 * 20**3
+    assert each * 50 < 1e6
+    assert float(gpu.gemms_s(n, n, n, batch=batch)) == pytest.approx(1e-5 / 50)
+    assert float(cpu.gemms_s(n, n, n, batch=batch)) == pytest.approx(1e-5 / 50), "starting them once takes it all"
+    large = torch.tensor([500.0], dtype=torch.float64)
+    assert float(gpu.gemms_s(large, large, large, batch=batch)) == pytest.approx(2 * 500**3 / 1e9 * 1e-3)
+    assert float(cpu.gemms_s(large, large, large, batch=batch)) == cpu.gemm_s(500, 500, 500), "one after another"
+    assert gpu.with_starts(1.0, 1000) == 1.0 and gpu.with_starts(1e-3, 1000) == 1000 * gpu.start_s
+    assert cpu.with_starts(1.0, 1000) == 1.0 + 1000 * cpu.start_s
 
 
 def test_collectives_of_fewer_ranks_and_of_one() -> None:
@@ -121,33 +127,7 @@ def test_measuring_this_machine() -> None:
     assert hardware.measured and hardware.world == 1 and hardware.collectives == {}
     assert set(hardware.solvers) == set(SOLVERS)
     assert all(0 < hardware.solve_s(n, how) < 1 for how in SOLVERS for n in (16, 48, 96))
+    assert 1e-8 < hardware.start_s < 1e-3 and 1e7 < hardware.bytes_s < 1e13
     assert hardware.solve_s(3000, "eigen") > 10 * hardware.solve_s(96, "eigen")
     for dtype in ("float32", "bfloat16"):
         assert 1e-7 < hardware.gemm_s(96, 96, 96, dtype) < 0.5 and 1e-7 < hardware.gemm_s(96, 96, 4096, dtype) < 0.5
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_all_ranks_get_the_same_answer(world: int, tmp_path: Path) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(world), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=env,
-        )
-        for rank in range(world)
-    ]
-    try:
-        told = [rank.communicate(timeout=100) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, told
-    assert len({out for out, _ in told}) == 1
-    hardware = Hardware.from_json(told[0][0])
-    assert hardware.world == world and set(hardware.collectives) == set(COLLECTIVES)
-    assert all(bandwidth > 0 and latency >= 0 for latency, bandwidth in hardware.collectives.values())
-    assert set(json.loads(told[0][0])["solvers"]) == set(SOLVERS)
-    assert hardware.solve_s(16, "cholesky") >= 0.04 / 8, "the slowest rank's: 8 at once, and it sleeps before"

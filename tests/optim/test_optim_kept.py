@@ -153,6 +153,52 @@ def test_a_state_that_is_not_finite_is_refused_and_changes_nothing(place: str) -
     assert all(torch.equal(one.a, before[index]) for index, one in optimizer.kept.items())
 
 
+def _without(part: Any, key: Any) -> None:
+    del part[key]
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "a number": (lambda state: _without(state["kfac"]["numbers"], "damping"), "numbers: damping missing"),
+    "a block": (lambda state: _without(state["kfac"]["factors"], "first"), "factors: first missing"),
+    "a side": (lambda state: _without(state["kfac"]["factors"]["first"], "a"), "factors of first: a missing"),
+    "an inverse": (lambda state: _without(state["kfac"]["kept"]["first"], "inverse_a"), "kept of first: inverse_a"),
+    "the fallback": (lambda state: state["kfac"].update(fallback={}), "fallback: param_groups, state missing"),
+    "groups": (lambda state: _without(state, "param_groups"), "param_groups missing"),
+    "shape of a factor": (
+        lambda state: state["kfac"]["factors"]["first"]["a"].update(sum=torch.ones(1, 2, 2)),
+        r"factors of first: a has shape \(1, 2, 2\)",
+    ),
+    "shape of an inverse": (
+        lambda state: state["kfac"]["kept"]["first"].update(inverse_g=torch.ones(1, 2, 2)),
+        r"kept of first: inverse_g has shape \(1, 2, 2\)",
+    ),
+    "another block": (lambda state: state["kfac"]["kept"].update(more={}), "kept has more, which is not in this model"),
+    "a last step": (lambda state: state["state"][0]["last_step"].fill_(torch.nan), "last step in it is not finite"),
+    "used": (lambda state: state["kfac"].update(used=[99]), "used names blocks that there are not"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_state_is_refused_and_changes_nothing(what: str) -> None:
+    change, said = BROKEN[what]
+    _, optimizer = trained(2)
+    state = copy.deepcopy(optimizer.state_dict())
+    change(state)
+    fresh = KFAC(Net(spare=True), 0.05)
+    with pytest.raises(OptimError, match=said):
+        fresh.load_state_dict(state)
+    assert fresh.steps == 0 and not fresh.kept and not fresh.state
+
+
+def test_draws_of_a_device_that_is_not_there_begin_anew() -> None:
+    _, optimizer = trained(2)
+    state = copy.deepcopy(optimizer.state_dict())
+    state["kfac"]["generators"] = {"cuda:3": torch.zeros(16, dtype=torch.uint8)}
+    fresh = KFAC(Net(spare=True), 0.05)
+    fresh.load_state_dict(state)
+    assert fresh.steps == 2 and not fresh._curving.state()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     _, optimizer = trained()
     dcp.save(sharded_state(optimizer), checkpoint_id=tmp_path)
@@ -177,6 +223,8 @@ def test_a_bad_checkpoint_is_refused() -> None:
     state = copy.deepcopy(sharded_state(optimizer))
     with pytest.raises(OptimError, match="about is missing"):
         load_sharded(optimizer, {})
+    with pytest.raises(OptimError, match="about is not what sharded_state has written"):
+        load_sharded(optimizer, {**state, "about": "{"})
     with pytest.raises(OptimError, match=r"block\.first\.a, last\.norm\.bias missing"):
         load_sharded(
             optimizer, {key: one for key, one in state.items() if key not in ("block.first.a", "last.norm.bias")}

@@ -208,7 +208,11 @@ def test_a_matrix_goes_back_to_where_it_came_from(name: str) -> None:
         bias = block.bias
         matrix = block.matrix(wanted[id(block.weight)], None if bias is None else wanted[id(bias)])
         assert matrix.shape == (block.copies, block.g, block.a)
-        block.write(matrix, written[id(block.weight)], None if bias is None else written[id(bias)])
+        for one, part in zip((block.weight, bias), block.views(matrix), strict=True):
+            assert (one is None) == (part is None)
+            if one is not None and part is not None:
+                assert part.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr(), "no copy"
+                block.seen(written[id(one)]).copy_(part)
     for one in (one for block in blocks for one in block.parameters()):
         assert torch.equal(written[id(one)], wanted[id(one)])
 
@@ -256,16 +260,18 @@ def test_inputs_of_convolutions_are_the_derivative_by_the_weight(name: str) -> N
         close(found[copy], wanted, 1e-6)
 
 
-def test_the_factors_are_means_and_sums_over_all_uses() -> None:
+def test_the_factors_have_the_partial_traces_of_both_kinds_of_uses() -> None:
+    """With the bias and without: two Kronecker products, of means of inputs and of sums over gradients."""
     model, x, y = SharedWeight(), torch.randn(5, 4), torch.randn(5, 4)
     a, g = factors_of(model, x, lambda out: F.mse_loss(out, y))["one"]
     hidden = torch.tanh(model.one(x)).detach()
     one, two = torch.cat([x, torch.ones(5, 1)], 1), torch.cat([hidden, torch.zeros(5, 1)], 1)
-    close(a[0], (one.T @ one + two.T @ two) / 10, 1e-5)
     through = torch.einsum("od,nd->nod", model.two.weight.detach(), 1 - hidden.square())  # by the first's output
-    wanted = 2 * (5 * torch.eye(4) + torch.einsum("nod,noe->de", through, through)) / 20
+    first = one.T @ one / 5, 2 * torch.einsum("nod,noe->de", through, through) / 20
+    second = two.T @ two / 5, 2 * 5 * torch.eye(4) / 20
     assert g is not None
-    close(g[0], wanted, 1e-5)
+    close(a[0] * g[0].trace(), sum(inputs * outputs.trace() for inputs, outputs in (first, second)), 1e-5)
+    close(g[0] * a[0].trace(), sum(outputs * inputs.trace() for inputs, outputs in (first, second)), 1e-5)
 
 
 def test_experts_have_the_curvature_of_their_own_samples() -> None:

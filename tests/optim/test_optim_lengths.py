@@ -16,7 +16,7 @@ from torch.func import functional_call, jvp  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 from diamond.optim import KFAC  # noqa: E402
-from diamond.optim.lengths import MOST_MOMENTUM, Lengths  # noqa: E402
+from diamond.optim.lengths import MOST_MOMENTUM, MOST_WHEN_STILL, Lengths  # noqa: E402
 from diamond.optim.uses import Thinning  # noqa: E402
 
 
@@ -69,10 +69,30 @@ def test_momentum_is_bounded_and_lengths_grow_slowly() -> None:
     model = net(6, 12, 1)
     optimizer = KFAC(model)
     for _ in range(60):
+        chosen = torch.randperm(64)[:32]
         optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
+        F.mse_loss(model(inputs[chosen]), targets[chosen]).backward()
         optimizer.step()
         assert 0 <= optimizer.lengths.momentum <= MOST_MOMENTUM
+        assert not optimizer.lengths.still
+
+
+def test_a_batch_that_comes_again_leaves_nothing_to_be_careful_of() -> None:
+    inputs, targets = surrogate()
+    model = net(6, 12, 1)
+    optimizer = KFAC(model, factor_every=1)
+    kept = []
+    for number in range(40):
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs.clone()), targets).backward()
+        optimizer.step()
+        assert optimizer.lengths.still is (number > 0)
+        kept.append(optimizer.lengths.momentum)
+    assert min(kept) >= 0 and MOST_MOMENTUM < max(kept) <= MOST_WHEN_STILL
+    assert Lengths(4.0, 0.9, still=True).after(Lengths(1.0, 0.1)) == Lengths(4.0, 0.9)
+    F.mse_loss(model(inputs[:32]), targets[:32]).backward()
+    optimizer.step()
+    assert not optimizer.lengths.still
 
 
 @pytest.mark.parametrize("batch", [8, 16, 64])
@@ -167,9 +187,13 @@ def test_some_rows_tell_what_all_do() -> None:
 def test_stacked_blocks_are_preconditioned_as_single_ones_are() -> None:
     inputs, targets = surrogate()
     torch.manual_seed(0)
+
+    class Own(nn.Linear):
+        """On a CPU, plain ones are not stacked (see lean.py)."""
+
     model = nn.Sequential(
-        nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh(),
-        nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1),
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), Own(8, 8), nn.LayerNorm(8), nn.Tanh(),
+        nn.Linear(8, 8, bias=False), nn.Tanh(), Own(8, 8), nn.Tanh(), nn.Linear(8, 1),
     )  # fmt: skip
     optimizer = KFAC(model, lr=0.01)
     for _ in range(3):
@@ -180,10 +204,17 @@ def test_stacked_blocks_are_preconditioned_as_single_ones_are() -> None:
     F.mse_loss(model(inputs), targets).backward()
     optimizer._curving.disarm()
     with torch.no_grad():
-        together, along = optimizer._preconditioned()
-        assert optimizer._stacks is not None and [len(one.blocks) for one in optimizer._stacks] == [2, 2]
-        optimizer._stacks = []
-        single, slope = optimizer._preconditioned()
-    assert float(along) == pytest.approx(float(slope), rel=1e-5)
-    for key, (_, step) in together.items():
-        assert torch.allclose(step, single[key][1], rtol=1e-4, atol=1e-7)
+        together = optimizer.directions.find()
+        assert [len(one.blocks) for one in optimizer.directions.stacks] == [1, 2, 2, 1, 1]
+        assert len(together.parameters) == 13
+        slope = 0.0
+        for block in optimizer.blocks:
+            bias = block.bias
+            gradient = block.matrix(block.weight.grad, None if bias is None else bias.grad)
+            single = optimizer.kept[block.index].apply(gradient)
+            slope += float((single * gradient).sum())
+            weight, rest = block.views(single)
+            steps = dict(zip(map(id, together.parameters), together.tensors(), strict=True))
+            assert torch.allclose(steps[id(block.weight)], weight, rtol=1e-4, atol=1e-7)
+            assert bias is None or torch.allclose(steps[id(bias)], rest, rtol=1e-4, atol=1e-7)
+    assert float(together.along) == pytest.approx(slope, rel=1e-5)

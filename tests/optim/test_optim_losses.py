@@ -288,7 +288,7 @@ def test_real_gradients_are_measured_in_the_loss_s_own_unit(name: str, weight: f
     capture = Losses()
     with Following(capture):
         loss = EXPRESSIONS[name](out) * torch.tensor(weight)
-    (outcome,) = capture.before_backward(loss)
+    (outcome,) = capture.before_backward([loss])
     loss.backward()
     assert out.grad is not None
     found = out.grad.square().sum() * outcome.of_real / outcome.terms

@@ -178,7 +178,7 @@ def test_checkpoints_of_activations(curvature: str) -> None:
 
 def test_reentrant_checkpoints_are_refused_by_name() -> None:
     model = Checkpointed(reentrant=True)
-    optimizer(model)
+    _opt = optimizer(model)
     with pytest.raises(OptimError, match=r"layers\.2: activation checkpointing with use_reentrant=True"):
         model(X)
 

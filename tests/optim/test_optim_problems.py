@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks import optim_networks as networks
 from benchmarks import optim_pde as pde
 from benchmarks import optim_problems as problems
 from benchmarks import optim_samples as samples
 from benchmarks.optim_problems import PROBLEMS
+from diamond.optim.pinn import Jet
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -201,26 +201,34 @@ def test_networks_have_the_stated_size_and_depend_on_the_seed_alone(name: str) -
         assert 10e6 < number < 12e6
 
 
-def test_the_laplacian_is_that_of_two_backward_passes() -> None:
-    model = networks.Potential((2, 8, 8, 1)).double()
-    points = torch.rand(5, 2, dtype=torch.float64, generator=seeded()).requires_grad_()
-    laplacian, outside = model(points, points[:2])
-    slope = torch.autograd.grad(model.value(points).sum(), points, create_graph=True)[0]
-    second = [torch.autograd.grad(slope[:, d].sum(), points, retain_graph=True)[0][:, d] for d in (0, 1)]
-    assert torch.allclose(laplacian, second[0] + second[1])
-    assert torch.allclose(outside, model.value(points[:2]))
+@pytest.mark.parametrize(("waves", "wrong"), [(1, 3), (3, 1)])
+def test_the_exact_solution_of_poisson_has_no_loss(waves: int, wrong: int) -> None:
+    inside, boundary = problems.poisson_data(0)["train"]
+    equation, edge = problems.poisson_network(waves).conditions
+
+    def loss(exact: int) -> float:
+        u, outside = problems.poisson_exact(exact, inside)[:, None], problems.poisson_exact(exact, boundary)[:, None]
+        none = torch.zeros(0)
+        left = equation.residual(inside, Jet(u, none, -2 * (exact * math.pi) ** 2 * u[None]))
+        return float(
+            equation.weight * left.square().mean() + edge.residual(boundary, Jet(outside, none, none)).square().mean()
+        )
+
+    assert loss(waves) < 1e-9
+    assert loss(wrong) > 1.0
 
 
-class Solution(nn.Module):
-    """The exact solution of Poisson's equation, where a network would be."""
-
-    def forward(self, inside: Tensor, boundary: Tensor) -> tuple[Tensor, Tensor]:
-        return -2 * (3 * math.pi) ** 2 * problems.poisson_exact(3, inside), problems.poisson_exact(3, boundary)
-
-
-def test_the_exact_solution_of_poisson_has_no_loss() -> None:
-    assert float(problems.poisson_loss(3, Solution(), problems.poisson_data(0)["train"])) < 1e-9
-    assert float(problems.poisson_loss(1, Solution(), problems.poisson_data(0)["train"])) > 1.0
+def test_the_exact_solution_of_heat_has_no_loss() -> None:
+    inside, boundary, initial = problems.heat_data(0)["train"]
+    equation, edge, start = problems.heat_network().conditions
+    u, none = problems.heat_exact(inside)[:, None], torch.zeros(0)
+    rate = -2 * math.pi**2 * problems.DIFFUSIVITY
+    left = equation.residual(inside, Jet(u, rate * u[None], -2 * math.pi**2 * u[None]))
+    assert float(left.abs().max()) < 1e-5
+    for condition, points in ((edge, boundary), (start, initial)):
+        value = problems.heat_exact(points)[:, None]
+        assert float(condition.residual(points, Jet(value, none, none)).abs().max()) < 1e-5
+    assert float(start.residual(boundary, Jet(torch.ones(120, 1), none, none)).abs().max()) > 0.9
 
 
 def test_the_transformer_does_not_look_ahead() -> None:

@@ -21,7 +21,7 @@ from tests.optim import kfac_ranks
 # Starting ranks takes longer than what they do: those of one number do all their scenes in one life.
 SCENES = {
     2: ("every_mode", "drift", "uneven", "experts", "static_graph", "spread_models", "fsdp_options", "refused",
-        "compressed", "not_finite"),
+        "compressed", "not_finite", "split_and_aside"),
     4: ("every_mode", "drift", "uneven", "experts", "spread_models"),
 }  # fmt: skip
 ROUNDING = {"0.05": 1e-5, "auto": 5e-4}
@@ -136,6 +136,18 @@ def test_what_ranks_send_each_other_is_counted(ranks: Ranks) -> None:
     inversions, left = divmod(sum(one["inverse broadcast"] for one in shared), 4 * (squares + vector))
     assert left == 0
     assert 1 <= inversions <= updates
+
+
+def test_pieces_and_inverses_aside_go_the_way_of_one_process(ranks: Ranks) -> None:
+    told, alone = ranks("split_and_aside", 2), ranks("split_and_aside", 1)[0]
+    assert told[0].keys() == {"pieces 1", "pieces 2", "aside 1", "aside 2"}
+    for name in told[0]:
+        found, wanted = [one[name] for one in told], alone[f"{name.split()[0]} 1"]
+        assert agree(found), name
+        assert apart(found[0]["weights"], wanted["weights"]) < ROUNDING["0.05"], name
+        check_factors(found, wanted, ROUNDING["0.05"])
+    assert all(side.shape[-1] <= 4 for name in ("first", "last") for side in alone["pieces 1"]["factors"][name])
+    assert apart(alone["pieces 1"]["weights"], alone["aside 1"]["weights"]) > 1e-3
 
 
 def test_a_rank_that_finds_no_number_makes_no_step(ranks: Ranks) -> None:

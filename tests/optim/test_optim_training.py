@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from functools import partial
 from xml.etree import ElementTree
 
@@ -47,6 +48,15 @@ TOY = problems.Problem(
     whole=True,
     targets=(0.5,),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """As the benchmark itself: matrices so small are slower with more, many times so beside other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

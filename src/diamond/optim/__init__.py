@@ -12,7 +12,7 @@ _WHERE = {
     "AdamW": "kfac",
     "plan": "plans",
     "Plan": "planning",
-    "coverage": "coverage",
+    "coverage": "covered",
     "Compress": "compress",
     "attach": "compress",
     "OptimError": "errors",

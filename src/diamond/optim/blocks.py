@@ -38,6 +38,7 @@ class Block:
         rows: which of the weight's rows, of a fused projection; None for all.
         columns_first: the weight is kept as (a, g), as in GPT-2's own layers and in transposed convolutions.
         a_diagonal: the input factor is a diagonal (of a vocabulary), kept as a vector.
+        a_pieces, g_pieces: in how many blocks on its diagonal the factor of a large side is kept.
     """
 
     name: str
@@ -51,16 +52,32 @@ class Block:
     rows: tuple[int, int] | None = None
     columns_first: bool = False
     a_diagonal: bool = False
+    a_pieces: int = 1
+    g_pieces: int = 1
     index: int = 0
 
     @property
     def weight(self) -> nn.Parameter:
-        found: nn.Parameter = getattr(self.module, self.weight_name)
+        found: nn.Parameter = self.module._parameters[self.weight_name]  # type: ignore[assignment]
         return found
 
     @property
     def bias(self) -> nn.Parameter | None:
-        return getattr(self.module, self.bias_name) if self.bias_name else None
+        return self.module._parameters[self.bias_name] if self.bias_name else None
+
+    @property
+    def a_shape(self) -> tuple[int, ...]:
+        """Of its input factor: matrices of all copies and pieces, or a vector for each copy."""
+        return (self.copies, self.a) if self.a_diagonal else _squares(self.copies, self.a, self.a_pieces)
+
+    @property
+    def g_shape(self) -> tuple[int, ...]:
+        return _squares(self.copies, self.g, self.g_pieces)
+
+    @property
+    def eigen_shape(self) -> tuple[int, ...]:
+        """Of its matrices in the eigenbases, whose pieces may be a little larger together."""
+        return self.copies, self.g_pieces * self.g_shape[-1], self.a_pieces * self.a_shape[-1]
 
     @property
     def numbers(self) -> int:
@@ -69,40 +86,42 @@ class Block:
     def parameters(self) -> list[nn.Parameter]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def pieces(self, weight: Tensor, bias: Tensor | None) -> list[tuple[slice, Tensor]]:
-        """Tensors of the shape of its parameters, as columns of (copies, g, a): which, and what stands there."""
-        if self.kind == NORM:
-            part, column = weight.reshape(1, 1, -1), None if bias is None else bias.reshape(1, 1, -1)
-        else:
-            part = weight if self.rows is None else weight[slice(*self.rows)]
-            if self.columns_first:
-                part = part.reshape(self.copies, -1, self.g).transpose(1, 2)
-            else:
-                part = part.reshape(self.copies, self.g, -1)
-            column = bias if bias is None or self.rows is None else bias[slice(*self.rows)]
-            column = None if column is None else column.reshape(self.copies, self.g, 1)
-        first = (slice(0, part.shape[2]), part)
-        return [first] if column is None else [first, (slice(part.shape[2], self.a), column)]
+    def seen(self, tensor: Tensor) -> Tensor:
+        """A tensor of the shape of its weight or bias as `views` shows them: the rows that are the block's."""
+        if self.rows is not None:
+            return tensor[slice(*self.rows)]
+        if self.columns_first and self.copies > 1:  # groups of a transposed convolution, which has no bias here
+            return tensor.view(self.copies, self.a, *tensor.shape[1:])
+        return tensor
+
+    def views(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A matrix (copies, g, a) in the shapes of its weight and bias, in the same memory."""
+        bias = self.bias
+        split = self.a - (0 if bias is None else self.a // 2 if self.kind == NORM else 1)
+        part = matrix[:, :, :split]
+        if self.columns_first:
+            part = part.transpose(1, 2)
+        weight = part.view(self._seen_shape(self.weight))
+        return weight, None if bias is None else matrix[:, :, split:].view(self._seen_shape(bias))
+
+    def _seen_shape(self, parameter: Tensor) -> tuple[int, ...]:
+        first, *rest = parameter.shape
+        if self.rows is not None:
+            return self.rows[1] - self.rows[0], *rest
+        return (self.copies, self.a, *rest) if self.columns_first and self.copies > 1 else (first, *rest)
 
     def matrix(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Tensors of the shape of its parameters (gradients, say) as (copies, g, a)."""
-        parts = [part for _, part in self.pieces(weight, bias)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-    def places(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """The other way: parts of tensors of the shape of its parameters, and what of a matrix belongs there."""
-        split = self.a - (0 if bias is None else self.a // 2 if self.kind == NORM else 1)
-        seen = matrix[:, :, :split]
-        part = weight if self.rows is None else weight[slice(*self.rows)]
-        found = [(part, (seen.transpose(1, 2) if self.columns_first else seen).reshape(part.shape))]
-        if bias is not None:
-            column = bias if self.rows is None else bias[slice(*self.rows)]
-            found.append((column, matrix[:, :, split:].reshape(column.shape)))
+        """Tensors of the shape of its parameters (gradients, say) as a matrix of its own."""
+        found = torch.empty(self.copies, self.g, self.a, dtype=weight.dtype, device=weight.device)
+        for part, given in zip(self.views(found), (weight, bias), strict=True):
+            if part is not None and given is not None:
+                part.copy_(self.seen(given))
         return found
 
-    def write(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        for part, values in self.places(matrix, weight, bias):
-            part.copy_(values)
+
+def _squares(copies: int, n: int, pieces: int) -> tuple[int, ...]:
+    size = -(-n // pieces)
+    return copies * pieces, size, size
 
 
 def discover(model: nn.Module) -> list[Block]:
@@ -120,13 +139,13 @@ def discover(model: nn.Module) -> list[Block]:
         for block in _of(name or "model", module):
             if block.weight_name not in module._parameters:  # computed from others, as weight normalisation does
                 continue
-            if not block.weight.requires_grad or id(block.weight) in taken:
+            if not block.weight.requires_grad or block.weight.is_complex() or id(block.weight) in taken:
                 continue
             if block.kind != EMBEDDING and id(block.weight) in tables:
                 continue
-            own_bias = block.bias_name in module._parameters
-            if block.bias is not None and (not own_bias or not block.bias.requires_grad or id(block.bias) in taken):
-                block.a -= block.bias.numel() if block.kind == NORM else 1
+            bias = None if block.bias_name is None else module._parameters.get(block.bias_name)
+            if block.bias_name is not None and (bias is None or not bias.requires_grad or id(bias) in taken):
+                block.a -= block.weight.numel() if block.kind == NORM else 1
                 block.bias_name = None
             block.index = len(found)
             found.append(block)

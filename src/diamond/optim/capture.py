@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,37 +21,77 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from torch.utils._device import DeviceContext
 from torch.utils.checkpoint import CheckpointFunction
 
-from diamond.optim.blocks import CONV, CONV_TRANSPOSE, EMBEDDING, LINEAR, NORM, Block
+from diamond.optim.blocks import EMBEDDING, LINEAR, Block
 from diamond.optim.errors import OptimError
 from diamond.optim.losses import Outcome, first_tensor
+from diamond.optim.operations import ADDMM, BACKWARD, OPERATIONS
 from diamond.optim.uses import Use
 from diamond.optim.watch import Losses
 
-ADDMM = "addmm"  # a linear map whose weight is kept the other way round
+_LINEAR = OPERATIONS[F.linear]  # before anything stands in for it
+_PATIENCE = 20_000  # calls of torch's after a forward pass, until no loss is expected of it any more
+_MOST_PASSES = 8  # that one loss may be taken of
+
+
+@dataclass(eq=False)
+class Pass:
+    """One forward pass. `terms` are those of the first loss that was taken of it, `seen` is the caller's."""
+
+    uses: list[Use] = field(default_factory=list)
+    terms: float = 0.0
+    samples: int | None = None
+    seen: Any = None
+
+    def reached_by(self, output: Tensor) -> bool:
+        return _depends(output, {use.edge.node for use in self.uses})
 
 
 class Capture(TorchFunctionMode):
     """Active from the beginning of a forward pass until the optimizer steps or the next one begins.
 
+    A mode cannot take itself away while torch calls it. Once no loss can follow any more (backward has freed the graph,
+    or the pass led nowhere) it therefore only lets go of what it keeps and hands every call on.
+
     Args:
         blocks: of the model.
-        on_loss: called with every loss that counts, when backward is called and the graph is still there.
+        on_loss: called with every loss that counts and the passes it was taken of, when backward is called and the
+            graph is still there.
+        earlier: passes that no loss has followed yet: one loss may be taken of several.
     """
 
-    def __init__(self, blocks: list[Block], on_loss: Callable[[Outcome], None] | None) -> None:
+    def __init__(
+        self,
+        blocks: list[Block],
+        on_loss: Callable[[Outcome, list[Pass]], None] | None,
+        earlier: Sequence[Pass] = (),
+    ) -> None:
         super().__init__()
-        self.uses: list[Use] = []
-        self.terms = 0.0  # of the first loss
+        self.own = Pass()
+        self.recording = False
+        self._passes = [*earlier, self.own]
         self._blocks = blocks
         self._on_loss = on_loss
         self._by_weight: dict[int, list[Block]] = {}
-        self.recording = False
         self._losses = Losses()
-        self._samples: int | None = None
+        self._patience = _PATIENCE
         self._entered = False
-        self._followed = False  # by a backward pass
         self._handles: list[Any] = []
         self._at_root: Any = None
+
+    @property
+    def uses(self) -> list[Use]:
+        """Of the pass that it was begun for."""
+        return self.own.uses
+
+    @property
+    def over(self) -> bool:
+        """No loss can follow any more."""
+        return not self._passes
+
+    @property
+    def empty(self) -> bool:
+        """A loss was recognised, and it had no terms."""
+        return self._losses.empty
 
     def begin(self, root: nn.Module) -> None:
         """Before the forward pass."""
@@ -68,45 +109,79 @@ class Capture(TorchFunctionMode):
             handle.remove()
         self._handles.clear()
 
-    def leave(self) -> None:
+    def leave(self) -> list[Pass]:
         """At the latest when the optimizer steps.
 
         Where it is another forward pass that begins (an optimizer steps without gradients), losses of this one that
-        still wait for backward count as they are: they will be part of a sum of losses.
+        still wait for backward count as they are: they will be part of a sum of losses. Given back are the passes that
+        none was taken of yet.
         """
         self.end_forward()
-        if self._entered and torch.is_grad_enabled() and not self._followed:
+        told = False
+        if self._entered and torch.is_grad_enabled():
             for outcome in self._losses.without_backward():
-                self._tell(outcome)
-        self._on_loss = None
-        self._losses = Losses()
+                told |= bool(self._tell(outcome))
+        waiting = [] if told else self._passes[1 - _MOST_PASSES :]
+        self._passes, self._on_loss = [], None
+        self._losses.forget()
         if self._entered:
             self._entered = False
             _remove(self)
+        return waiting
+
+    def _let_go(self) -> None:
+        self.own, self._passes = Pass(), []
+        self._losses.forget()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.over:
+            return func(*args, **kwargs)
         if self.recording and func is F.multi_head_attention_forward:
             with self._inside_attention():
                 return func(*args, **kwargs)
-        if func is Tensor.backward and self._on_loss is not None:
-            self._followed = True
-            for outcome in self._losses.before_backward(args[0], _argument(args, kwargs, 1, "gradient")):
-                self._tell(outcome)
+        if self._on_loss is not None and func in BACKWARD:
+            return self._backward(func, args, kwargs)
         result = func(*args, **kwargs)
-        read = _OPERATIONS.get(func) if self.recording else None
+        read = OPERATIONS.get(func) if self.recording else None
         if read is not None:
             self._note(read, args, kwargs, result)
         elif self._on_loss is not None and torch.is_grad_enabled():
             self._losses.note(func, args, kwargs, result, squares=not self.recording)
+        if not self.recording:
+            self._patience -= 1
+            if self._patience < 0:
+                self._let_go()
         return result
 
-    def _tell(self, outcome: Outcome) -> None:
-        outcome.samples = self._samples
-        if self._on_loss is not None and _depends(outcome.output, {use.edge.node for use in self.uses}):
-            self._on_loss(outcome)
+    def _backward(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Losses count where derivatives by weights are asked for; what frees the graph ends the passes in it."""
+        roots, gradients, by, retained = BACKWARD[func](args, kwargs)
+        chosen = [place for place, one in enumerate(roots) if isinstance(one, Tensor) and one.requires_grad]
+        if by is None or any(id(one) in self._weights() for one in by):
+            for outcome in self._losses.before_backward(
+                [roots[place] for place in chosen], [gradients[place] for place in chosen] if gradients else None
+            ):
+                self._tell(outcome)
+        ended = [one for one in self._passes if not retained and any(one.reached_by(roots[place]) for place in chosen)]
+        result = func(*args, **kwargs)
+        self._passes = [one for one in self._passes if one not in ended]
+        if self.over:
+            self._let_go()
+        return result
+
+    def _weights(self) -> set[int]:
+        return {id(one) for block in self._blocks for one in block.parameters()}
+
+    def _tell(self, outcome: Outcome) -> list[Pass]:
+        """The passes that a loss was taken of, after it has counted."""
+        reached = [one for one in self._passes if one.reached_by(outcome.output)]
+        if reached and self._on_loss is not None:
+            outcome.samples = reached[-1].samples
+            self._on_loss(outcome, reached)
+        return reached
 
     def _count_samples(self, module: nn.Module, args: Any, output: Any) -> None:
         """Once. It takes itself away, if need be at the end of the next pass: where a pass fails, torch does not bear
@@ -114,7 +189,7 @@ class Capture(TorchFunctionMode):
         self._at_root.remove()
         with contextlib.suppress(OptimError):
             tensor = first_tensor(output)
-            self._samples = tensor.shape[0] if tensor.dim() else None
+            self.own.samples = tensor.shape[0] if tensor.dim() else None
 
     def _learn(self, blocks: list[Block]) -> None:
         """Which tensors are these blocks' weights just now: FSDP2 puts others in their place for a while."""
@@ -152,7 +227,7 @@ class Capture(TorchFunctionMode):
                     continue
                 columns = (block.rows[0] - first, block.rows[1] - first)
             own = bias is not None and (bias is block.bias or (columns is not None and bias._base is block.bias))
-            self.uses.append(
+            self.own.uses.append(
                 Use(block, inputs.detach(), edge, columns, {**options, "operation": operation, "bias": own})
             )
 
@@ -163,7 +238,7 @@ class Capture(TorchFunctionMode):
 
         def linear(*args: Any, **kwargs: Any) -> Tensor:
             result = real(*args, **kwargs)
-            self._note(_linear, args, kwargs, result)
+            self._note(_LINEAR, args, kwargs, result)
             return result
 
         F.linear = linear
@@ -239,124 +314,3 @@ def _by_module(root: nn.Module, blocks: list[Block]) -> dict[nn.Module, list[Blo
         for module in root.modules()
         if (found := [*own.get(module, []), *(one for child in module.children() for one in own.get(child, []))])
     }
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)
-
-
-def _linear(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return LINEAR, *_inputs_weight_bias(args, kwargs), {}
-
-
-def _inputs_weight_bias(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "weight"), _argument(args, kwargs, 2, "bias")
-
-
-def _addmm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs.get("beta", 1) != 1 or kwargs.get("alpha", 1) != 1 or len(args) > 3:
-        return None
-    bias, inputs = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "mat1")
-    return ADDMM, inputs, _argument(args, kwargs, 2, "mat2"), bias, {}
-
-
-def _matmul(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product with a transposed weight, as tables of words are often turned into scores."""
-    right = _argument(args, kwargs, 1, "other")
-    if not isinstance(right, Tensor) or right.dim() != 2 or right._base is None or right.T.shape != right._base.shape:
-        return None
-    return (LINEAR, args[0], right._base, None, {}) if right.T.stride() == right._base.stride() else None
-
-
-def _conv(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    options = {
-        "stride": _argument(args, kwargs, 3, "stride", 1),
-        "padding": _argument(args, kwargs, 4, "padding", 0),
-        "dilation": _argument(args, kwargs, 5, "dilation", 1),
-    }
-    return CONV, *_inputs_weight_bias(args, kwargs), options
-
-
-def _conv_transpose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    options = {
-        "stride": _argument(args, kwargs, 3, "stride", 1),
-        "padding": _argument(args, kwargs, 4, "padding", 0),
-        "dilation": _argument(args, kwargs, 7, "dilation", 1),
-    }
-    return CONV_TRANSPOSE, *_inputs_weight_bias(args, kwargs), options
-
-
-def _embedding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    weight = _argument(args, kwargs, 1, "weight")
-    padding = _argument(args, kwargs, 2, "padding_idx")
-    if padding is not None and padding < 0:
-        padding += weight.shape[0]
-    return EMBEDDING, _argument(args, kwargs, 0, "input"), weight, None, {"padding_idx": padding}
-
-
-def _norm(place: int, normal: Callable[..., Callable[[Tensor], Tensor]], channels_second: bool) -> Any:
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        weight = _argument(args, kwargs, place, "weight")
-        if weight is None:
-            return None
-        options = {"normal": normal(args, kwargs), "channels_second": channels_second}
-        bias = _argument(args, kwargs, place + 1, "bias")
-        return NORM, _argument(args, kwargs, 0, "input"), weight, bias, options
-
-    return read
-
-
-def _layer_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    shape, eps = _argument(args, kwargs, 1, "normalized_shape"), _argument(args, kwargs, 4, "eps", 1e-5)
-    return lambda x: F.layer_norm(x, shape, eps=eps)
-
-
-def _rms_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    shape, eps = _argument(args, kwargs, 1, "normalized_shape"), _argument(args, kwargs, 3, "eps")
-    return lambda x: F.rms_norm(x, shape, eps=eps)
-
-
-def _group_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    groups, eps = _argument(args, kwargs, 1, "num_groups"), _argument(args, kwargs, 4, "eps", 1e-5)
-    return lambda x: F.group_norm(x, groups, eps=eps)
-
-
-def _batch_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    if not _argument(args, kwargs, 5, "training", False):
-        return _resting_normal(args, kwargs)
-    eps = _argument(args, kwargs, 7, "eps", 1e-5)
-    return lambda x: F.batch_norm(x, None, None, training=True, eps=eps)
-
-
-def _resting_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """By running means, which another forward pass may change before this is asked."""
-    mean, variance = _argument(args, kwargs, 1, "running_mean"), _argument(args, kwargs, 2, "running_var")
-    mean, variance, eps = mean.float().clone(), variance.float().clone(), _argument(args, kwargs, 7, "eps", 1e-5)
-    return lambda x: F.batch_norm(x, mean, variance, training=False, eps=eps)
-
-
-def _instance_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    if not _argument(args, kwargs, 5, "use_input_stats", True):
-        return _resting_normal(args, kwargs)
-    eps = _argument(args, kwargs, 7, "eps", 1e-5)
-    return lambda x: F.instance_norm(x, eps=eps)
-
-
-_OPERATIONS: dict[Any, Any] = {
-    F.linear: _linear,
-    torch.addmm: _addmm,
-    torch.matmul: _matmul,
-    Tensor.matmul: _matmul,
-    torch.conv1d: _conv,
-    torch.conv2d: _conv,
-    torch.conv3d: _conv,
-    torch.conv_transpose1d: _conv_transpose,
-    torch.conv_transpose2d: _conv_transpose,
-    torch.conv_transpose3d: _conv_transpose,
-    F.embedding: _embedding,
-    F.layer_norm: _norm(2, _layer_normal, False),
-    F.group_norm: _norm(2, _group_normal, True),
-    F.batch_norm: _norm(3, _batch_normal, True),
-    F.instance_norm: _norm(3, _instance_normal, True),
-    **({F.rms_norm: _norm(2, _rms_normal, False)} if hasattr(F, "rms_norm") else {}),
-}

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,12 +19,27 @@ from diamond.optim.errors import OptimError
 from diamond.optim.hardware import Hardware
 from diamond.optim.solvers import block_sizes
 
+HERE = torch.device("cpu")  # where the arithmetic happens, whatever the user's default device is
 BUCKET_BYTES = 25 << 20  # of one message; DDP's own
 FACTORS = ("none", "tri", "bf16-tri")
 FACTOR_DTYPES = ("float32", "bfloat16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _SUM_BYTES = 4  # sums of a step and the solver's working copies are in single precision
 _SOLVER_COPIES = 3
+_ENOUGH = 2048  # rows of statistics, or twice the width: what uses.Thinning takes of many more,
+_SPARE = 4  # and how many times as many it has laid out before
+
+# How often K-FAC reads or writes its numbers beside products and solvers, and how many operations the host starts, in
+# units of Hardware.start_s; found by timing it on networks of many small layers.
+_PASSES = {"rows": 6, "norm": 16, "factor": 10, "gradient": 9, "lengths": 40, "patches": 24}
+_STARTS = {
+    "look": 30,  # of a block, for its statistics
+    "invert": 20,  # of a block
+    "size": 120,  # of all matrices of a size, to invert them
+    "block": 2,  # of a block, to precondition it
+    "stack": 9,  # of all blocks of a shape, likewise
+    "lengths": 80,  # of a block, to measure how far to go
+}
 _UNITS = {"b": 1} | {
     f"{prefix}{unit}": base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -41,6 +55,7 @@ class Block:
         params: its weights, copies * a * g unless given.
         positions: rows that enter its statistics in a step, on one rank and for one copy (samples times places).
         a_diagonal, g_diagonal: that factor is kept as a vector.
+        patches: what each position sees is laid out first, as for a convolution.
     """
 
     name: str
@@ -51,6 +66,7 @@ class Block:
     positions: int = 1
     a_diagonal: bool = False
     g_diagonal: bool = False
+    patches: bool = False
 
     def __post_init__(self) -> None:
         for field in ("a", "g", "copies", "positions"):
@@ -81,6 +97,27 @@ class Components(NamedTuple):
     inverse_communication: float
     preconditioning: float
     gradient_communication: float
+    step_lengths: float = 0.0
+
+    @property
+    def always(self) -> float:
+        """What every step takes, whatever the periods."""
+        return self.preconditioning + self.gradient_communication
+
+
+class Columns(NamedTuple):
+    """Blocks as columns of numbers: one number a block in each tensor."""
+
+    a: Tensor
+    g: Tensor
+    copies: Tensor
+    positions: Tensor
+    weights: Tensor
+    a_diagonal: Tensor
+    g_diagonal: Tensor
+    patches: Tensor
+    stacked: Tensor  # blocks of its shape, which are preconditioned together; itself is one
+    matrices: Tensor  # of all those
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +132,9 @@ class Table:
     statistics_s: Tensor
     solve_s: Tensor
     precondition_s: Tensor
+    invert_starts: Tensor  # of operations
+    precondition_starts: Tensor
+    tensors: Tensor  # that its inverse consists of
     solver_bytes: int  # while the largest matrix of all is inverted
 
 
@@ -111,57 +151,104 @@ class Costs(NamedTuple):
     held: Tensor  # elements of inverses, by rank
     packed_elements: int
     solver_bytes: int
+    look_starts: float  # operations that the host starts for statistics, for inverses, to precondition
+    invert_starts: float
+    precondition_starts: float
+    messages: tuple[int, int, int]  # in which factors, inverses and gradients travel, at least
 
 
-def table(blocks: Sequence[Block], hardware: Hardware, largest: int | None, how: str = "auto") -> Table:
-    @cache
-    def pieces(n: int) -> list[tuple[int, int]]:
-        sizes = block_sizes(n, largest)
-        return [(size, sizes.count(size)) for size in sorted(set(sizes))] if len(sizes) > 1 else [(n, 1)]
+def columns(blocks: Sequence[Block]) -> Columns:
+    rows = [
+        (one.a, one.g, one.copies, one.positions, one.weights, one.a_diagonal, one.g_diagonal, one.patches)
+        for one in blocks
+    ]
+    a, g, copies, positions, weights, *flags = (
+        torch.tensor(rows, dtype=torch.int64, device=HERE).reshape(-1, 8).unbind(1)
+    )
+    a_diagonal, g_diagonal, patches = (one.bool() for one in flags)
+    # As stacks.py has it: normalisations all together, matrices by their shape, tables of words each alone.
+    alone = torch.where(a_diagonal & ~g_diagonal, torch.arange(len(rows), device=HERE), -1)
+    shapes = torch.stack([torch.where(g_diagonal, 0, a), torch.where(g_diagonal, 0, g), alone], 1)
+    kinds, kind, stacked = torch.unique(shapes, dim=0, return_inverse=True, return_counts=True)
+    matrices = torch.zeros(len(kinds), dtype=torch.int64, device=HERE).index_add_(0, kind, copies)
+    return Columns(a, g, copies, positions, weights, a_diagonal, g_diagonal, patches, stacked[kind], matrices[kind])
 
-    @cache
-    def side(n: int, diagonal: bool, positions: int) -> tuple[int, int, int, float, float]:
-        """Elements, those of triangles, cubes, seconds to invert, seconds of statistics."""
-        if diagonal:
-            return n, n, 0, 0.0, 0.0
-        found = pieces(n)
-        return (
-            sum(count * size**2 for size, count in found),
-            sum(count * size * (size + 1) // 2 for size, count in found),
-            sum(count * size**3 for size, count in found),
-            sum(count * hardware.solve_s(size, how) for size, count in found),
-            sum(count * hardware.gemm_s(size, size, positions) for size, count in found),
-        )
 
-    def applied(n: int, others: int, diagonal: bool) -> float:
-        """Seconds of an inverse times a matrix with so many columns."""
-        took = 0.0
-        for size, count in () if diagonal else pieces(n):
-            took += count * hardware.gemm_s(size, others, size)
-        return took
+class _Side(NamedTuple):
+    """One of the two factors of every block and copy."""
 
-    @cache
-    def row(a: int, g: int, copies: int, positions: int, a_diagonal: bool, g_diagonal: bool) -> tuple[float, ...]:
-        of_a, of_g = side(a, a_diagonal, positions), side(g, g_diagonal, positions)
-        both = applied(a, g, a_diagonal) + applied(g, a, g_diagonal)
-        return (*(copies * (x + y) for x, y in zip(of_a, of_g, strict=True)), copies * both)
+    elements: Tensor
+    packed: Tensor
+    cubes: Tensor
+    solve_s: Tensor
+    statistics_s: Tensor
+    apply_s: Tensor
+    pieces: Tensor
+    size: Tensor  # of a piece; 0 for a diagonal
+    groups: Tensor  # its part of the matrices of its size, which are inverted together
 
-    shapes = [(one.a, one.g, one.copies, one.positions, one.a_diagonal, one.g_diagonal) for one in blocks]
-    columns = list(zip(*(row(*shape) for shape in shapes), strict=True)) if shapes else [()] * 6
-    elements, packed, cubes = (torch.tensor(column, dtype=torch.float64) for column in columns[:3])
-    solve_s, statistics_s, precondition_s = (torch.tensor(column, dtype=torch.float64) for column in columns[3:])
-    whole = max((max(block_sizes(one.largest, largest)) for one in blocks), default=0)
+
+def table(blocks: Columns, hardware: Hardware, largest: int | None, how: str = "auto") -> Table:
+    a = _side(blocks, blocks.a, blocks.g, blocks.a_diagonal, hardware, largest, how)
+    g = _side(blocks, blocks.g, blocks.a, blocks.g_diagonal, hardware, largest, how)
+    rows = torch.minimum(blocks.positions, _SPARE * _enough(blocks.a))
+    laid_out_s = hardware.touch_s(rows * blocks.a * blocks.patches, _PASSES["patches"])
+    both = _Side(*(blocks.copies * (x + y) for x, y in zip(a, g, strict=True)))
+    split = both.pieces > 2 * blocks.copies
+    most = int(torch.cat([a.size, g.size, torch.zeros(1, device=HERE)]).max())
     return Table(
         largest=largest,
-        elements=elements.long(),
-        packed=packed.long(),
-        weights=torch.tensor([one.weights for one in blocks], dtype=torch.int64),
-        cubes=cubes,
-        statistics_s=statistics_s,
-        solve_s=solve_s,
-        precondition_s=precondition_s,
-        solver_bytes=_SOLVER_COPIES * _SUM_BYTES * whole**2,
+        elements=both.elements,
+        packed=both.packed,
+        weights=blocks.weights,
+        cubes=both.cubes,
+        statistics_s=both.statistics_s + blocks.copies * laid_out_s,
+        solve_s=both.solve_s + hardware.touch_s(both.elements, _PASSES["factor"]),
+        precondition_s=both.apply_s + hardware.touch_s(blocks.weights, _PASSES["gradient"]),
+        invert_starts=_STARTS["invert"] + _STARTS["size"] * (a.groups + g.groups),
+        precondition_starts=_STARTS["block"] + _STARTS["stack"] / torch.where(split, 1, blocks.stacked),
+        tensors=torch.where(blocks.g_diagonal, 1, 2),
+        solver_bytes=_SOLVER_COPIES * _SUM_BYTES * most**2,
     )
+
+
+def _side(
+    blocks: Columns, n: Tensor, others: Tensor, diagonal: Tensor, hardware: Hardware, largest: int | None, how: str
+) -> _Side:
+    size, number = _cut(n, largest)
+    batch = torch.where(number > 1, number * blocks.copies, blocks.matrices)
+    wide, other = size.double(), others.double()
+    enough = _enough(n)
+    thinned = (blocks.positions >= 2 * enough) & ~blocks.a_diagonal
+    rows = torch.where(thinned, enough, blocks.positions).double()
+    norms = blocks.a_diagonal & blocks.g_diagonal
+    looked_s = number * hardware.gemms_s(wide, wide, rows) + hardware.touch_s(rows * n, _PASSES["rows"])
+    looked_at_diagonals_s = hardware.touch_s(torch.where(norms, rows * n, n), _PASSES["norm"])
+    inverted = torch.where(diagonal, 0, size)
+    _, kind, alike = torch.unique(inverted, return_inverse=True, return_counts=True)
+    return _Side(
+        elements=torch.where(diagonal, n, number * size**2),
+        packed=torch.where(diagonal, n, number * (size * (size + 1) // 2)),
+        cubes=torch.where(diagonal, 0.0, number * wide**3),
+        solve_s=torch.where(diagonal, 0.0, number * hardware.solves_s(wide, how)),
+        statistics_s=torch.where(diagonal, looked_at_diagonals_s, looked_s),
+        apply_s=torch.where(diagonal, 0.0, number * hardware.gemms_s(wide, other, wide, batch=batch)),
+        pieces=torch.where(diagonal, 1, number),
+        size=inverted,
+        groups=torch.where(diagonal, 0.0, 1.0 / alike[kind]),
+    )
+
+
+def _enough(n: Tensor) -> Tensor:
+    return (2 * n).clamp_min(_ENOUGH)
+
+
+def _cut(n: Tensor, largest: int | None) -> tuple[Tensor, Tensor]:
+    """The size of the pieces that dimensions are kept in, and how many they are: solvers.block_sizes for many n."""
+    if largest is None:
+        return n, torch.ones_like(n)
+    number = ((n + largest - 1) // largest).clamp_min(1)
+    return (n + number - 1) // number, number
 
 
 def balance(cubes: Sequence[float], elements: Sequence[int], world: int) -> list[int]:
@@ -181,16 +268,18 @@ def cost(found: Table, owners: Tensor, workers: Tensor, world: int) -> Costs:
 
     def on_workers(values: Tensor) -> Tensor:
         """Sums over the blocks that each rank works on."""
-        steps = torch.zeros(world + 1, dtype=values.dtype)
+        steps = torch.zeros(world + 1, dtype=values.dtype, device=HERE)
         steps.index_add_(0, first, values)
         steps.index_add_(0, first + workers, -values)
         return steps.cumsum(0)[:-1]
 
     def of_owners(values: Tensor) -> Tensor:
-        return torch.zeros(world, dtype=values.dtype).index_add_(0, owners, values)
+        return torch.zeros(world, dtype=values.dtype, device=HERE).index_add_(0, owners, values)
 
     owned, held = of_owners(found.elements), on_workers(found.elements)
     shared = torch.where(workers < world, found.weights, 0)  # a gradient that some ranks get from others
+    rows = sum(world // number for number in set(workers[workers < world].tolist()))
+    spread = on_workers(torch.where(workers > 1, found.tensors, 0))
     return Costs(
         statistics_s=float(found.statistics_s.sum()),
         factor_elements=int(found.elements.sum()),
@@ -202,6 +291,10 @@ def cost(found: Table, owners: Tensor, workers: Tensor, world: int) -> Costs:
         held=held,
         packed_elements=int(found.packed.sum()),
         solver_bytes=found.solver_bytes,
+        look_starts=_STARTS["look"] * len(owners),
+        invert_starts=float(of_owners(found.invert_starts).max()),
+        precondition_starts=max(0.0, float(on_workers(found.precondition_starts).max())),
+        messages=(len(set(owners.tolist())), int(spread.max()), rows),
     )
 
 
@@ -221,20 +314,26 @@ def wire(costs: Costs, *, world: int, factor: str, factor_dtype: str) -> tuple[i
 
 
 def seconds(costs: Costs, sizes: tuple[int, int, int], hardware: Hardware, world: int) -> Components:
-    """Of each part whenever it happens: divide by the periods."""
-    factors, inverses, gradients = sizes
-
-    def sent(kind: str, size: int) -> float:
-        return hardware.collective_s(kind, size, ranks=world, calls=-(-size // BUCKET_BYTES))
-
-    return Components(
-        statistics=costs.statistics_s,
-        factor_communication=sent("reduce_scatter", factors),
-        inverses=costs.solve_s,
-        inverse_communication=sent("broadcast", inverses),
-        preconditioning=costs.precondition_s,
-        gradient_communication=sent("broadcast", gradients),
+    """Of each part whenever it happens, without what goes through the model: divide by the periods."""
+    kinds = ("reduce_scatter", "broadcast", "broadcast")
+    factors, inverses, gradients = (
+        hardware.collective_s(kind, size, ranks=world, calls=max(messages, -(-size // BUCKET_BYTES)))
+        for kind, size, messages in zip(kinds, sizes, costs.messages, strict=True)
     )
+    return Components(
+        statistics=hardware.with_starts(costs.statistics_s, costs.look_starts),
+        factor_communication=factors,
+        inverses=hardware.with_starts(costs.solve_s, costs.invert_starts),
+        inverse_communication=inverses,
+        preconditioning=hardware.with_starts(costs.precondition_s, costs.precondition_starts),
+        gradient_communication=gradients,
+    )
+
+
+def lengths_s(blocks: Columns, hardware: Hardware) -> float:
+    """What measuring how far to go takes whenever it is done, beside the forward passes."""
+    touched = hardware.touch_s(float(blocks.weights.sum()), _PASSES["lengths"])
+    return hardware.with_starts(touched, _STARTS["lengths"] * len(blocks.weights))
 
 
 def blocks_memory(blocks: Sequence[Block], *, factor_dtype: str = "float32", largest: int | None = None) -> int:
@@ -242,7 +341,8 @@ def blocks_memory(blocks: Sequence[Block], *, factor_dtype: str = "float32", lar
     elements = 0
     for block in blocks:
         for n, diagonal in block.sides:
-            elements += block.copies * (n if diagonal else sum(size**2 for size in block_sizes(n, largest)))
+            sizes = [1] if diagonal else block_sizes(n, largest)
+            elements += block.copies * (n if diagonal else len(sizes) * sizes[0] ** 2)
     return 2 * elements * _ITEM_BYTES[factor_dtype]
 
 

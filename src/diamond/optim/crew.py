@@ -8,6 +8,7 @@ workers; a row works on the blocks of its owners, and a column hands the results
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,10 +132,10 @@ class Crew:
         for block in blocks:
             one = sums.get(block.index)
             a, g = (one.a, one.g) if one is not None and _complete(one) else (None, None)
-            a = torch.zeros(_a_shape(block), device=device) if a is None else a
+            a = torch.zeros(block.a_shape, device=device) if a is None else a
             (vectors if block.a_diagonal else matrices).extend(a.unbind(0))
             if block.kind != NORM:
-                g = torch.zeros(block.copies, block.g, block.g, device=device) if g is None else g
+                g = torch.zeros(block.g_shape, device=device) if g is None else g
                 matrices.extend(g.unbind(0))
         return _Travelling(self, owner, blocks, matrices, vectors)
 
@@ -304,13 +305,9 @@ class _Travelling:
         vectors = iter(torch.split(self._vectors, self._lengths) if self._vectors is not None else ())
         for block in self._blocks:
             side = vectors if block.a_diagonal else matrices
-            a = torch.stack([next(side) for _ in range(block.copies)])
-            g = None if block.kind == NORM else torch.stack([next(matrices) for _ in range(block.copies)])
+            a = torch.stack([next(side) for _ in range(block.a_shape[0])])
+            g = None if block.kind == NORM else torch.stack([next(matrices) for _ in range(block.g_shape[0])])
             yield block, a, g
-
-
-def _a_shape(block: Block) -> tuple[int, ...]:
-    return (block.copies, block.a) if block.a_diagonal else (block.copies, block.a, block.a)
 
 
 def _complete(one: Sums) -> bool:
@@ -329,7 +326,8 @@ def _dealt(blocks: Sequence[Block], world: int) -> list[int]:
     owners = [0] * len(blocks)
 
     def work(block: Block) -> float:
-        return block.copies * (block.g**3 + (block.a if block.a_diagonal else block.a**3))
+        inputs = math.prod(block.a_shape) * (1 if block.a_diagonal else block.a_shape[-1])
+        return inputs + math.prod(block.g_shape) * block.g_shape[-1]
 
     for block in sorted(blocks, key=work, reverse=True):
         rank = load.index(min(load))
@@ -347,9 +345,9 @@ def _in_order(mine: Inverse | Eigen) -> Inverse | Eigen:
 
 def _room_for(block: Block, damping: float | None, device: torch.device) -> Inverse | Eigen:
     """For what an owner sends: an inverse, or with a damping an eigenbasis."""
-    g = None if block.kind == NORM else torch.empty(block.copies, block.g, block.g, device=device)
+    a = torch.empty(block.a_shape, device=device)
+    g = None if block.kind == NORM else torch.empty(block.g_shape, device=device)
     if damping is not None:
         assert g is not None
-        a = torch.empty(block.copies, block.a, block.a, device=device)
-        return Eigen(a, g, torch.empty(block.copies, block.g, block.a, device=device), damping)
-    return Inverse(torch.empty(_a_shape(block), device=device), g)
+        return Eigen(a, g, torch.empty(block.eigen_shape, device=device), damping)
+    return Inverse(a, g)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diamond.optim.blocks import EMBEDDING, NORM, Block
+from diamond.optim.pieces import grams
 from diamond.optim.uses import Thinning, Use, input_rows, norm_squares, output_rows, vocabulary_sums
 
 
@@ -17,18 +18,22 @@ class Sums:
 
     `a` and `g` are sums over `positions` and over the terms of the loss; for a diagonal input factor `a` is a vector,
     and for a normalisation `g` is not needed. Sums, not means, so that uneven ranks and batches weigh as they should.
+
+    Uses without the bias that a block has (of derivatives, in networks that are solutions of differential equations)
+    are of another kind, with inputs and gradients of other sizes: they are summed in `bare`, until `join`.
     """
 
     block: Block
     a: Tensor | None = None
     g: Tensor | None = None
     positions: float = 0.0
+    bare: Sums | None = None
 
     def add_inputs(self, use: Use, sharing: str, thin: Thinning | None = None) -> None:
         if self.block.kind in (NORM, EMBEDDING):  # theirs come with the gradients
             return
         rows = input_rows(use, sharing, thin)
-        self._add_a(rows.transpose(1, 2) @ rows, rows.shape[1])
+        self._of_kind(use)._add_a(grams(rows, self.block.a_pieces), rows.shape[1])
 
     def add_gradient(
         self, use: Use, gradient: Tensor, sharing: str, factor: float = 1.0, thin: Thinning | None = None
@@ -40,13 +45,36 @@ class Sums:
         if self.block.kind == EMBEDDING:
             words, width = vocabulary_sums(use, gradient)
             self._add_a(words[None] * factor, float(words.sum() * factor))
-            self.g = width[None] * factor if self.g is None else self.g.add_(width[None], alpha=factor)
+            self.g = width * factor if self.g is None else self.g.add_(width, alpha=factor)
             return
-        rows = output_rows(use, gradient, sharing, thin)
-        found = rows.transpose(1, 2) @ rows
+        found = grams(output_rows(use, gradient, sharing, thin), self.block.g_pieces)
         if factor != 1.0:
             found *= factor
-        self.g = found if self.g is None else self.g.add_(found)
+        into = self._of_kind(use)
+        into.g = found if into.g is None else into.g.add_(found)
+
+    def join(self) -> None:
+        """Makes one Kronecker product of those of both kinds: that with the same two partial traces as their sum.
+
+        Each kind's inputs are weighed by how large its gradients are, and the other way round.
+        """
+        bare, self.bare = self.bare, None
+        kinds = [one for one in (self, bare) if one is not None and one.a is not None and one.g is not None]
+        if bare is None or not kinds:
+            return
+        a, g = _one_product(
+            torch.stack([one.a / one.positions for one in kinds if one.a is not None]),
+            torch.stack([one.g for one in kinds if one.g is not None]),
+        )
+        self.positions = sum(one.positions for one in kinds)
+        self.a, self.g = a * self.positions, g
+
+    def _of_kind(self, use: Use) -> Sums:
+        if self.block.bias_name is None or use.options.get("bias", True):
+            return self
+        if self.bare is None:
+            self.bare = Sums(self.block)
+        return self.bare
 
     def _add_a(self, found: Tensor, positions: float) -> None:
         self.a = found if self.a is None else self.a.add_(found)
@@ -103,7 +131,21 @@ class Factors:
 
     def balance(self, a: Tensor, g: Tensor) -> Tensor:
         """How the damping is split between the two, by their mean eigenvalues: one number for each copy."""
-        mean_a = a.mean(1) if self.block.a_diagonal else a.diagonal(dim1=1, dim2=2).mean(1)
-        mean_g = g.diagonal(dim1=1, dim2=2).mean(1)
+        copies = self.block.copies
+        mean_a = a.mean(1) if self.block.a_diagonal else _trace(a, copies) / self.block.a
+        mean_g = _trace(g, copies) / self.block.g
         tiny = torch.finfo(mean_a.dtype).tiny
         return (mean_a.clamp_min(tiny) / mean_g.clamp_min(tiny)).sqrt().clamp(1e-6, 1e6)
+
+
+def _trace(matrices: Tensor, copies: int) -> Tensor:
+    """Of all pieces of a copy."""
+    return matrices.diagonal(dim1=1, dim2=2).sum(1).reshape(copies, -1).sum(1)
+
+
+def _one_product(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """For the sum of several Kronecker products, along the first dimension."""
+    of_a, of_g = (one.diagonal(dim1=-2, dim2=-1).sum((1, 2)) for one in (a, g))
+    tiny = torch.finfo(a.dtype).tiny
+    all_g, both = of_g.sum().clamp_min(tiny), (of_a * of_g).sum().clamp_min(tiny)
+    return torch.tensordot(of_g / all_g, a, dims=1), torch.tensordot(of_a * (all_g / both), g, dims=1)

@@ -1,40 +1,26 @@
-"""What this machine does in which time: solvers, products of matrices and collectives, measured in a few seconds.
+"""What a machine does in which time: solvers, products of matrices, small operations and collectives.
 
-Owns the measurements and the curves through them. What they are used for is the planner's matter. Every rank of a
-group gets the same answer (the slowest rank's), so that all of them plan alike.
+Owns the curves through what measuring.py measured, and typical figures for where nothing was. What they are used for
+is the planner's matter.
 """
 
 from __future__ import annotations
 
-import bisect
 import json
-import math
-import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from operator import itemgetter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from diamond.optim.errors import OptimError
-from diamond.optim.solvers import inverses
 
 SOLVERS = ("cholesky", "newton-schulz", "eigen")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "broadcast", "all_gather")
 DTYPES = ("float32", "bfloat16")
 TALL = 4  # a product that sums over more than so many times its sides is one of statistics, not of preconditioning
-MESSAGE_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
-_ROWS = 4096  # of the tall matrices that are measured
-_REPETITIONS = 5
-_VERSION = 1
-
-# PyTorch 2.13 has new names for them and warns of the old ones.
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_VERSION = 2
 
 Curve = tuple[tuple[float, float], ...]  # (size, seconds), sizes ascending
 
@@ -49,6 +35,8 @@ class Hardware:
         solvers: for each method the time of one matrix in a batch, over n.
         products: for "float32:tall" (x'x of many rows), "float32:square" and so on the time over floating-point
             operations.
+        start_s: of the host to start one small operation; a GPU works meanwhile, a CPU does not.
+        bytes_s: a second, that operations on numbers one by one read and write together.
         collectives: for each kind its latency and its bytes a second, the bytes being those of the whole tensor.
         measured: here and now; otherwise typical figures.
     """
@@ -57,23 +45,56 @@ class Hardware:
     world: int = 1
     solvers: Mapping[str, Curve]
     products: Mapping[str, Curve]
+    start_s: float = 5e-6
+    bytes_s: float = 1e10
     collectives: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     measured: bool = False
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.device.startswith("cpu")
+
     def solve_s(self, n: int, how: str = "auto") -> float:
         """Of one n x n matrix among many; "auto" is Cholesky, or Newton-Schulz where that was measured to be faster."""
-        if how == "auto":
-            how = "newton-schulz" if n <= self.newton_schulz_up_to else "cholesky"
-        return _on_curve(self._curve(self.solvers, how, "how"), n, grows=3.0)
+        return float(self.solves_s(_numbers([n]), how))
+
+    def solves_s(self, n: Tensor, how: str = "auto") -> Tensor:
+        """The same for many n at once."""
+        if how != "auto":
+            return _on_curve(self._curve(self.solvers, how, "how"), n, grows=3.0)
+        found, most = self.solves_s(n, "cholesky"), self.newton_schulz_up_to
+        return torch.where(n <= most, self.solves_s(n, "newton-schulz"), found) if most else found
 
     def gemm_s(self, m: int, n: int, k: int, dtype: str | torch.dtype = "float32") -> float:
         """Of an m x k matrix times a k x n one."""
-        if not (m and n and k):
-            return 0.0
+        return float(self.gemms_s(_numbers([m]), _numbers([n]), _numbers([k]), dtype))
+
+    def gemms_s(
+        self, m: Tensor, n: Tensor, k: Tensor, dtype: str | torch.dtype = "float32", batch: Tensor | None = None
+    ) -> Tensor:
+        """The same for many products; `batch` says of each with how many alike it is computed at once.
+
+        A batch fills a GPU as one large product does; a CPU takes one after another.
+        """
         name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-        shape = ":tall" if k > TALL * m and k > TALL * n else ":square"
-        curve = self._curve(self.products, name + shape, "dtype")
-        return _on_curve(curve, 2.0 * m * n * k, grows=1.0)
+        square, tall = (self._curve(self.products, f"{name}:{shape}", "dtype") for shape in ("square", "tall"))
+        high = (k > TALL * m) & (k > TALL * n)
+        least = torch.where(high, tall[0][0], square[0][0])
+        flops = 2.0 * m * n * k
+        at = flops
+        if batch is not None:
+            at = torch.maximum(flops, torch.minimum(flops * batch, least)) if self.is_cpu else flops * batch
+        found = torch.where(high, _on_curve(tall, at), _on_curve(square, at)) * (flops / at)
+        return torch.where(flops > 0, found, 0.0)
+
+    def touch_s(self, numbers: Tensor | float, passes: float = 1.0) -> Any:
+        """Of operations on so many numbers of single precision, each read or written so often."""
+        return numbers * (passes * 4.0 / self.bytes_s)
+
+    def with_starts(self, busy_s: float, starts: float) -> float:
+        """Of so many operations that keep the device busy so long: a GPU is, while the host starts the next ones."""
+        starting_s = starts * self.start_s
+        return busy_s + starting_s if self.is_cpu else max(busy_s, starting_s)
 
     def collective_s(self, kind: str, size_bytes: float, *, ranks: int | None = None, calls: int = 1) -> float:
         """Of `calls` collectives over so many bytes together; `ranks` where fewer than the whole group take part."""
@@ -91,7 +112,7 @@ class Hardware:
     def newton_schulz_up_to(self) -> int:
         """The largest measured n up to which Newton-Schulz beats Cholesky; 0 for none. GPUs only: see `inverses`."""
         best = 0
-        if not self.device.startswith("cpu"):
+        if not self.is_cpu:
             cholesky = dict(self.solvers.get("cholesky", ()))
             for n, seconds in self.solvers.get("newton-schulz", ()):
                 if seconds >= cholesky.get(n, 0.0):
@@ -127,16 +148,18 @@ class Hardware:
         return curves[key]
 
 
-def _on_curve(curve: Curve, at: float, *, grows: float) -> float:
+def _numbers(values: Iterable[float]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.float64, device="cpu")
+
+
+def _on_curve(curve: Curve, at: Tensor, *, grows: float = 1.0) -> Tensor:
     """Straight lines between points on logarithmic axes; beyond the last a power law; below the first its own time,
     since there it is the start of the computation that takes it."""
-    place = bisect.bisect_left(curve, at, key=itemgetter(0))
-    if place == 0:
-        return curve[0][1]
-    size, seconds = curve[place - 1]
-    if place < len(curve):
-        grows = math.log(curve[place][1] / seconds) / math.log(curve[place][0] / size)
-    return seconds * float((at / size) ** grows)
+    sizes, seconds = (_numbers(column) for column in zip(*curve, strict=True))
+    slopes = torch.cat([seconds.log().diff() / sizes.log().diff(), _numbers([grows])])
+    after = torch.searchsorted(sizes, at)
+    last = (after - 1).clamp_min(0)
+    return torch.where(after == 0, seconds[0], seconds[last] * (at / sizes[last]) ** slopes[last])
 
 
 def _volume(kind: str, ranks: int) -> float:
@@ -170,6 +193,8 @@ def typical(device: str = "cpu", world: int = 1) -> Hardware:
             f"{dtype}:{shape}": tuple((10.0**power, start + 10.0**power / rate) for power in range(6, 14))
             for (dtype, shape), (start, rate) in found["rates"].items()
         },
+        start_s=found["start_s"],
+        bytes_s=found["bytes_s"],
         collectives=collectives if world > 1 else {},
     )
 
@@ -186,6 +211,8 @@ _H200: dict[str, Any] = {
         ("bfloat16", "tall"): (1e-5, 3e14),
         ("bfloat16", "square"): (1e-5, 5e14),
     },
+    "start_s": 6e-6,
+    "bytes_s": 3.5e12,
     "link": (3e-5, 2e11),
 }
 _CPU: dict[str, Any] = {
@@ -201,197 +228,7 @@ _CPU: dict[str, Any] = {
         ("bfloat16", "tall"): (5e-6, 2e10),  # where the processor has no instructions for it
         ("bfloat16", "square"): (5e-6, 2e10),
     },
+    "start_s": 2e-6,
+    "bytes_s": 1e10,
     "link": (2e-4, 1e9),
 }
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-def measure(
-    device: torch.device | str | None = None,
-    group: dist.ProcessGroup | None = None,
-    seconds: float = 3.0,
-    sizes: Sequence[int] | None = None,
-) -> Hardware:
-    """Measures for about so many seconds; collective where torch.distributed is initialised.
-
-    Args:
-        device: a GPU if there is one, otherwise the CPU.
-        group: whose collectives are measured and whose ranks get the same answer; the default group unless given.
-        seconds: half for solvers, a quarter each for products and collectives. What would take longer is left out, and
-            estimated from what was measured; the smallest size is measured in any case.
-        sizes: the n of solvers and products.
-    """
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise OptimError(f"seconds={seconds} is no time to measure: give more than 0, such as 3.0")
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    wanted = tuple(sorted(set(sizes or ((64, 256, 1024, 4096) if place.type == "cuda" else (32, 128, 512)))))
-    if wanted[0] < 1:
-        raise OptimError(f"sizes={tuple(wanted)} holds no size of a matrix: give numbers of 1 or more")
-    together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
-    clock = _Clock(place)
-    with torch.no_grad():
-        solvers = _measure_solvers(clock, wanted, seconds / 2)
-        products = _measure_products(clock, wanted, seconds / 4)
-        collectives: dict[str, tuple[float, float]] = {}
-        if together:
-            solvers = _slowest(solvers, [(how, n) for how in SOLVERS for n in wanted], clock, group)
-            products = _slowest(products, _product_keys(wanted), clock, group)
-            collectives = _measure_collectives(clock, group, seconds / 4)
-    return Hardware(
-        device=torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
-        world=dist.get_world_size(group) if together else 1,
-        solvers=_curves(solvers),
-        products=_curves({(f"{dtype}:{shape}", flops): took for (dtype, shape, flops), took in products.items()}),
-        collectives=collectives,
-        measured=True,
-    )
-
-
-class _Clock:
-    """Times what a device does."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def once(self, work: Callable[[], object]) -> float:
-        self._settle()
-        begin = time.perf_counter()
-        work()
-        self._settle()
-        return time.perf_counter() - begin
-
-    def median(self, work: Callable[[], object], limit_s: float) -> float:
-        """After one to warm up, and at least twice."""
-        self.once(work)
-        until = time.perf_counter() + limit_s
-        took = [self.once(work), self.once(work)]
-        while len(took) < _REPETITIONS and time.perf_counter() < until:
-            took.append(self.once(work))
-        return statistics.median(took)
-
-    def _settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def _random(clock: _Clock, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    dice = torch.Generator(clock.device).manual_seed(1)
-    return torch.randn(*shape, generator=dice, device=clock.device).to(dtype)
-
-
-def _measure_solvers(clock: _Clock, sizes: Sequence[int], limit_s: float) -> dict[tuple[Any, ...], float]:
-    found: dict[tuple[Any, ...], float] = {}
-    until = time.perf_counter() + limit_s
-    for at, how in enumerate(SOLVERS):
-        ends = time.perf_counter() + (until - time.perf_counter()) / (len(SOLVERS) - at)  # what one leaves, others use
-        expected, last = 0.0, sizes[0]
-        for n in sizes:
-            expected *= (n / last) ** 3
-            left = ends - time.perf_counter()
-            fitting = int(left / (4 * expected)) if expected else 8  # one to warm up, two at least, and their making
-            if fitting < 1:
-                break
-            count = max(1, min(8, (1 << 20) // (n * n), fitting))
-            rows = _random(clock, 2 * n, n)
-            matrices = [rows.T @ rows / (2 * n)] * count
-            took = clock.median(lambda: inverses(matrices, [0.01] * count, how), left / 4)  # noqa: B023 - called here
-            found[how, n] = expected = took / count
-            last = n
-    return found
-
-
-def _product_keys(sizes: Iterable[int]) -> list[tuple[Any, ...]]:
-    return [
-        (dtype, shape, 2.0 * n * n * (n if shape == "square" else max(_ROWS, (TALL + 1) * n)))
-        for dtype in DTYPES
-        for shape in ("tall", "square")
-        for n in sizes
-    ]
-
-
-def _measure_products(clock: _Clock, sizes: Sequence[int], limit_s: float) -> dict[tuple[Any, ...], float]:
-    found: dict[tuple[Any, ...], float] = {}
-    keys = _product_keys(sizes)
-    left = {(dtype, shape): limit_s / (2 * len(DTYPES)) for dtype, shape, _ in keys}
-    rate: dict[tuple[str, str], float] = {}
-    for (dtype, shape, flops), n in zip(keys, list(sizes) * (2 * len(DTYPES)), strict=True):
-        if flops * rate.get((dtype, shape), 0.0) * 4 > left[dtype, shape]:
-            continue
-        rows = _random(clock, n if shape == "square" else round(flops / (2 * n * n)), n, dtype=getattr(torch, dtype))
-        begin = time.perf_counter()
-        took = clock.median(lambda: rows.T @ rows, left[dtype, shape] / 4)  # noqa: B023 - called here
-        found[dtype, shape, flops] = took
-        rate[dtype, shape] = took / flops
-        left[dtype, shape] -= time.perf_counter() - begin
-    return found
-
-
-def _slowest(
-    found: dict[tuple[Any, ...], float],
-    keys: Sequence[tuple[Any, ...]],
-    clock: _Clock,
-    group: dist.ProcessGroup | None,
-) -> dict[tuple[Any, ...], float]:
-    """Over all ranks; what some ranks had no time for is what the others found."""
-    times = torch.tensor([found.get(key, 0.0) for key in keys], dtype=torch.float64).to(clock.device)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
-    return {key: took for key, took in zip(keys, times.tolist(), strict=True) if took > 0}
-
-
-def _measure_collectives(
-    clock: _Clock, group: dist.ProcessGroup | None, limit_s: float
-) -> dict[str, tuple[float, float]]:
-    """All ranks do the same: every decision is made on the time of the slowest."""
-    world = dist.get_world_size(group)
-    found = {}
-    for kind in COLLECTIVES:
-        points: list[tuple[float, float]] = []
-        spent = 0.0
-        for size in MESSAGE_BYTES:
-            if points and spent + 4 * points[-1][1] * size / points[-1][0] > limit_s / len(COLLECTIVES):
-                break
-            work = _collective(kind, size // (4 * world) * world, clock, group)
-            work()
-            took = [clock.once(work) for _ in range(_REPETITIONS if spent < limit_s / 16 else 2)]
-            agreed = torch.tensor([statistics.median(took), spent + sum(took)], dtype=torch.float64).to(clock.device)
-            dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=group)
-            median, spent = agreed.tolist()
-            points.append((size // (4 * world) * world * 4, median))
-        found[kind] = latency_and_bandwidth(points)
-    return found
-
-
-def _collective(kind: str, count: int, clock: _Clock, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    whole = torch.zeros(count, device=clock.device)
-    part = torch.zeros(count // dist.get_world_size(group), device=clock.device)
-    source = dist.get_process_group_ranks(group)[0] if group is not None else 0
-    return {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "reduce_scatter": lambda: _reduce_scatter(part, whole, group=group),
-        "broadcast": lambda: dist.broadcast(whole, source, group=group),
-        "all_gather": lambda: _all_gather(whole, part, group=group),
-    }[kind]
-
-
-def latency_and_bandwidth(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The line latency + bytes / bandwidth through (bytes, seconds) with the least relative error."""
-    if len(points) == 1:
-        return points[0][1] / 2, 2 * points[0][0] / points[0][1]
-    # Least squares of 1 = (latency + slope * bytes) / seconds, in two unknowns.
-    rows = [(1 / seconds, size / seconds) for size, seconds in points]
-    aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = sum(row[0] for row in rows), sum(row[1] for row in rows)
-    scale = aa * bb - ab * ab
-    latency, slope = ((bb * a - ab * b) / scale, (aa * b - ab * a) / scale) if scale > 0 else (0.0, b / bb)
-    if slope <= 0:  # noise: the largest message says at least how much goes through
-        slope = points[-1][1] / points[-1][0]
-    return max(0.0, latency), 1 / slope
-
-
-def _curves(found: Mapping[tuple[Any, ...], float]) -> dict[str, Curve]:
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for (key, size), took in sorted(found.items()):
-        curves.setdefault(key, []).append((size, max(took, 1e-9)))
-    return {key: tuple(points) for key, points in curves.items()}

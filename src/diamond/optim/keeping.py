@@ -25,6 +25,7 @@ from torch import Tensor
 from diamond.optim.blocks import NORM, Block
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Average
+from diamond.optim.intact import check_inside
 from diamond.optim.lengths import Lengths
 from diamond.optim.precondition import Eigen, Inverse
 from diamond.optim.sharded import data_rank, held
@@ -75,6 +76,7 @@ def state(optimizer: KFAC) -> dict[str, Any]:
         "ready": sorted(crew.ready),
         "factors": {one.block.name: {"a": one.a.state(), "g": one.g.state()} for one in optimizer.factors},
         "kept": {optimizer.blocks[index].name: _parts(one) for index, one in optimizer.kept.items()},
+        "coming": {optimizer.blocks[index].name: _parts(one) for index, one in optimizer.refreshing.coming().items()},
         "generators": optimizer._curving.state(),
         "fallback": optimizer._fallback.state_dict(),
         "wire": None if optimizer.wire is None else optimizer.wire.state_dict(),
@@ -96,9 +98,10 @@ def check(optimizer: KFAC, given: Any) -> None:
         )
     if (given["wire"] is None) != (optimizer.wire is None):
         raise OptimError("state_dict: gradients were compressed otherwise; give the same compress=")
+    check_inside(optimizer, given, wanted)
     for name, averages in given["factors"].items():
         _check_finite(name, [one["sum"] for one in averages.values()])
-    for name, parts in given["kept"].items():
+    for name, parts in [*given["kept"].items(), *given["coming"].items()]:
         _check_finite(name, list(parts.values()))
 
 
@@ -111,8 +114,14 @@ def load(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     optimizer.kept.clear()
     for name, parts in given["kept"].items():
         optimizer.kept[places[name]] = _kept(_moved(parts, optimizer.blocks[places[name]]))
+    coming = {places[name]: _moved(parts, optimizer.blocks[places[name]]) for name, parts in given["coming"].items()}
+    optimizer.refreshing.put(
+        given["numbers"]["due"], {index: _inverse(parts, "inverse") for index, parts in coming.items()}
+    )
     optimizer.crew.used, optimizer.crew.ready = set(given["used"]), set(given["ready"])
     optimizer._fallback.load_state_dict(copy.deepcopy(given["fallback"]))
+    for kept in optimizer.state.values():  # torch's own loading keeps the tensors it is given, and steps change them
+        kept["last_step"] = kept["last_step"].clone()
     if optimizer.wire is not None:
         optimizer.wire.load_state_dict(given["wire"])
     optimizer._curving.load(given["generators"])
@@ -140,25 +149,31 @@ def _parts(one: Inverse | Eigen) -> dict[str, Any]:
 def _kept(parts: Mapping[str, Any]) -> Inverse | Eigen:
     if "moments" in parts:
         return Eigen(parts["basis_a"], parts["basis_g"], parts["moments"], float(parts["damping"]))
-    return Inverse(parts["inverse_a"], parts.get("inverse_g"))
+    return _inverse(parts, "inverse")
+
+
+def _inverse(parts: Mapping[str, Any], what: str) -> Inverse:
+    return Inverse(parts[f"{what}_a"], parts.get(f"{what}_g"))
 
 
 def _numbers(optimizer: KFAC) -> dict[str, Any]:
     found: dict[str, Any] = {name.lstrip("_"): getattr(optimizer, name) for name in _NUMBERS}
     found["bad"] = 0 if optimizer._bad is None else int(optimizer._bad)
-    found["lengths"] = [optimizer.lengths.step, optimizer.lengths.momentum]
+    found["lengths"] = [optimizer.lengths.step, optimizer.lengths.momentum, None, optimizer.lengths.still]
+    found["batch"] = optimizer._batch
     found["along"] = None if optimizer._along is None else float(optimizer._along)
     found["armed"], found["again"] = optimizer._curving.armed, optimizer._curving.again
+    found["due"] = optimizer.refreshing.due
     return found
 
 
 def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
-    optimizer._stacks = None
+    optimizer.directions.renew()
     for name in _NUMBERS:
         setattr(optimizer, name, given[name.lstrip("_")])
     first = next(iter(optimizer.root.parameters()))
     optimizer._bad = torch.tensor(given["bad"], dtype=torch.int32, device=held(first).device) if given["bad"] else None
-    optimizer.lengths = Lengths(*given["lengths"])
+    optimizer.lengths, optimizer._batch = Lengths(*given["lengths"]), given.get("batch", [])
     along = given["along"]
     optimizer._along = None if along is None else torch.tensor(along, device=held(first).device)
     optimizer._curving.disarm()
@@ -170,7 +185,11 @@ def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
 
 
 def _described(blocks: list[Block]) -> dict[str, list[Any]]:
-    return {one.name: [one.kind, one.copies, one.g, one.a] for one in blocks}
+    """Pieces only where there are several."""
+    found: dict[str, list[Any]] = {one.name: [one.kind, one.copies, one.g, one.a] for one in blocks}
+    for one in blocks:
+        found[one.name] += [one.g_pieces, one.a_pieces] if one.g_pieces * one.a_pieces > 1 else []
+    return found
 
 
 def _complete(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -199,8 +218,8 @@ def _check_about(optimizer: KFAC, given: Mapping[str, Any]) -> None:
 
 
 def _shape(described: list[Any]) -> str:
-    kind, copies, g, a = described
-    return f"{kind} {copies}x{g}x{a}"
+    kind, copies, g, a, *pieces = described
+    return f"{kind} {copies}x{g}x{a}" + (f" split in {pieces[0]}x{pieces[1]}" if pieces else "")
 
 
 def _check_finite(name: str, values: list[Any]) -> None:
@@ -233,7 +252,10 @@ def load_sharded(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     """
     if "about" not in given:
         raise OptimError("state: about is missing; load into what sharded_state gives")
-    about = json.loads(given["about"])
+    try:
+        about = json.loads(given["about"])
+    except (TypeError, ValueError) as error:
+        raise OptimError("state: about is not what sharded_state has written; load an earlier checkpoint") from error
     _check_about(optimizer, about)
     entries = _entries(optimizer)
     _complete(given, entries)
@@ -241,6 +263,7 @@ def load_sharded(optimizer: KFAC, given: Mapping[str, Any]) -> None:
         if optimizer.crew.owns(block.index):
             _check_finite(block.name, [given[key] for key in given if key.startswith(f"block.{block.name}.")])
     optimizer.kept.clear()
+    optimizer.refreshing.put(about["numbers"]["due"], {})
     for block in optimizer.blocks:
         if optimizer.crew.owns(block.index):
             _take_block(optimizer, block, given, about["known"][block.name])
@@ -265,6 +288,7 @@ def _about(optimizer: KFAC) -> dict[str, Any]:
                 "a": factors.a.weight,
                 "g": factors.g.weight,
                 "kept": kept is not None,
+                "coming": block.index in optimizer.refreshing.coming(),
                 "damping": kept.damping if isinstance(kept, Eigen) else 0.0,
             }
     mine["dice"] = {name: bytes(one.tolist()).hex() for name, one in optimizer._curving.state().items()}
@@ -321,12 +345,15 @@ def _zeros_like(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def _of_block(optimizer: KFAC, block: Block) -> dict[str, Make]:
     factors, kept = optimizer.factors[block.index], optimizer.kept.get(block.index)
-    a = (block.copies, block.a) if block.a_diagonal else (block.copies, block.a, block.a)
-    g = (block.copies, block.g, block.g)
+    a, g = block.a_shape, block.g_shape
     shapes = {"a": a, "inverse_a": a} if block.kind == NORM else {"a": a, "g": g, "inverse_a": a, "inverse_g": g}
     if optimizer.kind == "ekfac" and not block.a_diagonal:
-        shapes = {"a": a, "g": g, "basis_a": a, "basis_g": g, "moments": (block.copies, block.g, block.a)}
+        shapes = {"a": a, "g": g, "basis_a": a, "basis_g": g, "moments": block.eigen_shape}
     known: dict[str, Any] = {"a": factors.a._sum, "g": factors.g._sum, **({} if kept is None else _parts(kept))}
+    if optimizer.refreshing.aside:
+        shapes |= {"coming_a": a} if block.kind == NORM else {"coming_a": a, "coming_g": g}
+        coming = optimizer.refreshing.coming().get(block.index)
+        known |= {} if coming is None else {"coming_a": coming.a, "coming_g": coming.g}
     device = held(block.weight).device
     found: dict[str, Make] = {}
     for key, shape in shapes.items():
@@ -343,6 +370,8 @@ def _take_block(optimizer: KFAC, block: Block, given: Mapping[str, Any], known: 
     factors.g = Average(parts["g"], known["g"]) if known["g"] else Average()
     if known["kept"]:
         optimizer.kept[block.index] = _kept({**parts, "damping": known["damping"]})
+    if known["coming"] and optimizer.refreshing.aside:
+        optimizer.refreshing.coming()[block.index] = _inverse(parts, "coming")
 
 
 def _take_parameters(

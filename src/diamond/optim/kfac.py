@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from diamond.optim import checks, keeping, losses, sharded, stacks
+from diamond.optim import checks, fallbacks, intact, keeping, rebinding, refreshing, sharded
 from diamond.optim.blocks import Block, discover, unwrapped
-from diamond.optim.compress import Compress, attach
+from diamond.optim.compress import Compress
 from diamond.optim.crew import Crew
 from diamond.optim.curving import Curving, Taken
+from diamond.optim.damping import adapted, after_steps
+from diamond.optim.directions import Direction, Directions
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Factors
-from diamond.optim.lengths import Lengths, Seen, measure
+from diamond.optim.lengths import MOST_MOMENTUM, Lengths, Seen, measure
 from diamond.optim.losses import Outcome
+from diamond.optim.pieces import LARGEST, chosen
 from diamond.optim.planning import Plan
-from diamond.optim.precondition import Eigen, Inverse, eigenbases_of, inverses_of
+from diamond.optim.precondition import Eigen, Inverse, eigenbases_of
 
-_BACK_OFF = 10.0  # what damping is multiplied by after a step that was not finite
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
-_RELAX = 0.7  # and at every later update of the inverses, until it is what was asked for
 
 
 class AdamW:
@@ -59,13 +61,17 @@ class KFAC(Optimizer):
         factor_every, inverse_every: steps between updates of the factors and of their inverses; more often in the
             beginning. The plan's where left out, else 10 and 20.
         decay: of the averages of the factors.
+        measured: where lr is a number, how many steps in the beginning are as long as "auto" would make them. What is
+            known of the curvature then comes from few batches, and steps of a given length may lead far astray.
         clip: where lr is a number, a bound on lr^2 times the curvature along the step, at the highest lr of the
             schedule, so that the schedule still counts. None for no bound.
         plan: what `diamond.optim.plan` found for this model.
         compress: how gradients and statistics travel between ranks.
         fallback: what takes the parameters that no block covers.
         exclude: names of modules, or their beginnings, that are left to the fallback.
-        largest: layers with more inputs or outputs than that are left to the fallback: their factors would be huge.
+        largest: of layers with more inputs or outputs than that, the factor is kept in blocks on its diagonal.
+        inverses: "now", or "aside": computed beside the training, which goes on with the old ones for some steps.
+        adapt_damping: with lr="auto", less damping as long as steps bring what they promise, more where they do not.
         seed: of the Monte-Carlo draws.
     """
 
@@ -85,29 +91,35 @@ class KFAC(Optimizer):
         factor_every: int | None = None,
         inverse_every: int | None = None,
         decay: float = 0.9,
+        measured: int = 0,
         clip: float | None = 1e-2,
         plan: Plan | None = None,
         compress: Compress | None = None,
         fallback: Callable[[Sequence[Tensor]], Optimizer] | None = None,
         exclude: Sequence[str] = (),
-        largest: int = 8192,
+        largest: int = LARGEST,
+        inverses: str = "now",
+        adapt_damping: bool = False,
         seed: int = 0,
     ) -> None:
-        self.measures = lr == "auto"
-        rate = 1.0 if self.measures else lr
-        self.factor_every = factor_every or (plan.factor_every if plan else 10)
-        self.inverse_every = inverse_every or (plan.inverse_every if plan else 20)
+        self._given = {name: one for name, one in locals().items() if name not in ("self", "model", "__class__")}
+        checks.kinds(model, plan, compress, fallback, exclude, seed)
+        self._measured = math.inf if lr == "auto" else checks.whole("measured", measured)
+        self.measures = self._measured > 0
+        rate = 1.0 if lr == "auto" else lr
+        self.factor_every = factor_every if factor_every is not None else plan.factor_every if plan else 10
+        self.inverse_every = inverse_every if inverse_every is not None else plan.inverse_every if plan else 20
         checks.numbers(rate, momentum, damping, weight_decay, decay, clip, self.factor_every, self.inverse_every)
         checks.names(curvature, sharing, loss, kind)
         assert not isinstance(rate, str)
         sharded.check(model)
         self.root = unwrapped(model)
         self._sharded = list(sharded.fsdp_modules(self.root))
-        self.blocks = chosen(discover(self.root), exclude, largest)
+        self.blocks = chosen(discover(self.root), exclude, largest, plan.largest if plan else None)
         self.kind, self.decay, self.clip = kind, decay, clip
-        self.damping = self._least_damping = damping
+        self.damping = self._asked_damping = damping
+        self._adapts = adapt_damping
         self.solver = solver or (plan.solver if plan else "auto")
-        self._newton_schulz_up_to = plan.newton_schulz_up_to if plan else 0
         covered = {id(one): one for block in self.blocks for one in block.parameters()}
         rest = [one for one in self.root.parameters() if one.requires_grad and id(one) not in covered]
         if not covered and not rest:
@@ -123,11 +135,13 @@ class KFAC(Optimizer):
         self.crew = _crew(self.blocks, plan, compress)
         if kind == "ekfac" and any(number != self.crew.world for number in self.crew.workers):
             raise OptimError("kind='ekfac' keeps eigenbases on every rank; plan with workers=world, or use kind='kfac'")
-        self.wire = attach(model, compress) if compress is not None and compress.grad != "none" else None
+        self.wire = rebinding.wire_of(model, compress)
         self.factors = [Factors(block) for block in self.blocks]
         self.kept: dict[int, Inverse | Eigen] = {}
-        self._stacks: list[stacks.Stack] | None = None
+        self.refreshing = refreshing.made(inverses, kind, self.kept, self.solver, plan)
+        self.directions = Directions(self.blocks, self.crew, self.kept)
         self.lengths = Lengths(1.0, 0.0)
+        self._batch: list[float] = []  # the fingerprint of the one they were measured with
         self.steps = 0
         self.skipped = 0  # steps that were not finite
         self._bad: Tensor | None = None
@@ -145,6 +159,11 @@ class KFAC(Optimizer):
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(self._step)(closure)  # type: ignore[no-untyped-call]
+        return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -153,15 +172,29 @@ class KFAC(Optimizer):
             sharded.gather_up(self._sharded)
             armed, again = self._curving.armed, self._curving.again
             taken = self._curving.disarm()
+            if (ready := self.refreshing.take(self.steps)) is not None:
+                self._renew(ready)
             if armed:
                 self._check_parameters()
                 self._learn(taken)
             self._update(taken.seen, measuring=armed and again)
         self.steps += 1
+        self.measures = self.measures and self.steps < self._measured
         if self.steps >= self._factors_at:
             self._factors_at = self.steps + self._period(self.factor_every)
             self._curving.arm(again=self.measures and self.steps >= self._lengths_at)
         return loss
+
+    def rebind(self, model: nn.Module) -> None:
+        """Follow the model to where it is trained: wrapped by DDP, sharded in place, by ranks that have met by now.
+
+        For models that are spread after their optimizer was made; diamond.train calls it. All ranks do, before the
+        first step and before a state is loaded. What schedulers know of the optimizer stays right.
+
+        Raises:
+            OptimError: it is another model, or steps were made before something changed.
+        """
+        rebinding.rebind(self, model)
 
     # ---- what is kept ------------------------------------------------------------------------------------------------
 
@@ -173,14 +206,27 @@ class KFAC(Optimizer):
         """All that this rank needs to go on exactly; for checkpoints of many ranks see diamond.optim.keeping."""
         return {**super().state_dict(), "kfac": keeping.state(self)}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is read back from a pickle, belong to the copy of the model that comes with them."""
+        return _made_again, (self.root, self._given, self.state_dict())
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Raises:
             OptimError: it is of another model, kind or rank, incomplete, or not finite; nothing is changed then.
         """
+        intact.check_outside(self, state_dict)
         keeping.check(self, state_dict.get("kfac"))
         super().load_state_dict({key: one for key, one in state_dict.items() if key != "kfac"})
         keeping.load(self, state_dict["kfac"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if len(getattr(self, "param_groups", ())) > 1:
+            raise OptimError(
+                "param_group: KFAC finds a model's parameters by itself; to train more of them than required gradients "
+                "when it was made, make it again"
+            )
+        super().add_param_group(param_group)
 
     def sharded_state(self) -> dict[str, Any]:
         """For torch.distributed.checkpoint with any number of ranks; diamond.train uses it."""
@@ -192,21 +238,21 @@ class KFAC(Optimizer):
     # ---- the parts of a step -----------------------------------------------------------------------------------------
 
     def _check_parameters(self) -> None:
+        rebinding.check_wire(self)
         known = {id(one) for group in self.param_groups for one in group["params"]}
         for block in self.blocks:
             if any(id(one) not in known for one in block.parameters()):
                 raise OptimError(
                     f"model: the parameters of {block.name} were replaced after the optimizer was made; "
-                    "make it after fully_shard, parallelize_module and the like"
+                    "make it after fully_shard, parallelize_module and the like, or call rebind then"
                 )
 
     def _learn(self, taken: Taken) -> None:
         means = self.crew.reduce(taken.sums, taken.terms)
         if not self.crew.fresh and self.blocks:
-            raise OptimError(
-                "loss='auto' recognised no loss since the last step; say which it is, e.g. "
-                f"KFAC(model, loss='mse'), one of {', '.join(losses.NAMES)}"
-            )
+            if taken.empty:
+                return
+            raise OptimError(taken.why_nothing())
         for one in means:
             self.factors[one.index].update(one.a, one.g, self.decay)
         if not self.measures:
@@ -214,15 +260,22 @@ class KFAC(Optimizer):
         if self.kind == "ekfac":
             self._learn_moments(taken)
         if self.steps >= self._inverses_at:
-            self._inverses_at = self.steps + self._period(self.inverse_every)
+            period = self._period(self.inverse_every)
+            self._inverses_at = self.steps + period
             self._watch_out()
             known = [factors for factors in self.factors if factors.known and self.crew.owns(factors.block.index)]
             if self.kind == "ekfac":
-                self.kept.update(eigenbases_of(known, self.damping))
+                self._renew(eigenbases_of(known, self.damping))
+            elif self.refreshing.aside and self.crew.used <= self.crew.ready:
+                self.refreshing.begin(known, self.damping, self.steps, period)
             else:
-                self.kept.update(inverses_of(known, self.damping, self.solver, self.kept, self._newton_schulz_up_to))
-            self.crew.spread(self.kept, self.crew.used)
-            self._stacks = None
+                self._renew(self.refreshing.now(known, self.damping))
+
+    def _renew(self, found: Mapping[int, Inverse | Eigen]) -> None:
+        """With what this rank computed as an owner. All ranks do so at the same step."""
+        self.kept.update(found)
+        self.crew.spread(self.kept, self.crew.used)
+        self.directions.renew()
 
     def _learn_moments(self, taken: Taken) -> None:
         """The curvature in the eigenbases, which stay for longer."""
@@ -242,121 +295,84 @@ class KFAC(Optimizer):
         bad = 0 if self._bad is None else int(self._bad)
         self._bad = None
         self.skipped += bad
-        if bad:
-            self.damping = self.damping * _BACK_OFF
-        else:
-            self.damping = max(self._least_damping, self.damping * _RELAX)
+        self.damping = after_steps(self.damping, self._asked_damping, bad, self._adapts)
 
     def _update(self, seen: Seen | None, measuring: bool) -> None:
         group, rest = self.param_groups
-        updates, along = self._preconditioned()
-        self._step_fallback(updates, rest["lr"])
-        if not updates:
+        direction = self.directions.find()
+        fallbacks.step(self._fallback, direction.parameters, rest["lr"])  # what has no curvature yet is its, too
+        if not direction.parameters:
             return
-        parameters: list[Tensor] = [one for one, _ in updates.values()]
-        steps = [step for _, step in updates.values()]
+        along = direction.along
         good = along.isfinite()
         bad = (~good).to(torch.int32)
         self._bad = bad if self._bad is None else self._bad + bad
         if measuring:
-            self._measure(seen, parameters, steps, along)
+            self._measure(seen, direction)
         if self.measures:
             careful = 1.0 if measuring else _STALE
-            scale = good * self._within(along) * (group["lr"] * careful * self.lengths.step)
-            momentum = self.lengths.momentum
+            scale = good * self._within(along) * (self._share() * careful * self.lengths.step)
+            momentum = self.lengths.momentum if measuring else min(self.lengths.momentum, MOST_MOMENTUM)
         else:
             scale = good * self._bounded(along) * (group["lr"] * self._rate)
             momentum = group["momentum"]
-        here = [sharded.held(step) for step in steps]
-        torch._foreach_mul_(here, -scale)
-        states = [self.state[one] for one in parameters]
-        if momentum:
-            moving = [(part, one["last_step"]) for part, one in zip(here, states, strict=True) if "last_step" in one]
-            if moving:
-                torch._foreach_add_(
-                    [part for part, _ in moving], [sharded.held(one) for _, one in moving], alpha=momentum
-                )
-        for one, step in zip(states, steps, strict=True):
-            one["last_step"] = step
-        changed = [sharded.held(one) for one in parameters]
+        direction.scale(-scale)
+        last = self._last_steps(direction.parameters)
+        here = [sharded.held(one) for one in last]
+        torch._foreach_mul_(here, good * momentum)  # a step that is not finite is none at all
+        direction.add_to(last)
+        changed = [sharded.held(one) for one in direction.parameters]
         if group["weight_decay"]:
             torch._foreach_mul_(changed, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(changed, here)
 
-    def _preconditioned(self) -> tuple[dict[int, tuple[nn.Parameter, Tensor]], Tensor]:
-        """What the curvature makes of the gradients, by parameter, and the gradient's slope along it."""
-        due = [self.blocks[index] for index in sorted(self.crew.ready)]
-        due = [block for block in due if all(one.grad is not None for one in block.parameters())]
-        found, others, along = self._applied(due)
-        self.crew.hand_on(found, [block.index for block in due])
-        slopes = [(found[index] * gradient).sum() for index, gradient in others.items()]
-        for index in others:
-            found[index] = stacks.finite(found[index])
-        total = torch.stack([*along, *slopes] or [torch.zeros(())]).sum()
-        updates: dict[int, tuple[nn.Parameter, Tensor]] = {}
-        into: list[Tensor] = []
-        out_of: list[Tensor] = []
-        for block in due:
-            for one in block.parameters():
-                updates.setdefault(id(one), (one, sharded.room_for(one)))
-            bias = None if block.bias is None else updates[id(block.bias)][1]
-            for part, values in block.places(found[block.index], updates[id(block.weight)][1], bias):
-                into.append(part)
-                out_of.append(values)
-        stacks.copy((into, out_of))
-        return {key: (one, sharded.like(one, whole)) for key, (one, whole) in updates.items()}, total
+    def _last_steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        found = []
+        for one in parameters:
+            state = self.state[one]
+            if "last_step" not in state:
+                state["last_step"] = torch.zeros_like(one, requires_grad=False)
+            found.append(state["last_step"])
+        return found
 
-    def _applied(self, due: list[Block]) -> tuple[dict[int, Tensor], dict[int, Tensor], list[Tensor]]:
-        """What becomes of the gradients of these blocks, as far as this rank works on them; the gradients of those
-        that are not stacked, and the slopes along those that are."""
-        if self._stacks is None:
-            mine = [self.blocks[index] for index in sorted(self.crew.ready) if self.crew.works_on(index)]
-            self._stacks = stacks.stacked(mine, self.kept)
-        wanted = {block.index: block for block in due}
-        into: list[Tensor] = []
-        out_of: list[Tensor] = []
-        for stack in self._stacks:
-            for block in stack.blocks:
-                room = stack.room(block)
-                if wanted.pop(block.index, None) is None:
-                    room.zero_()
-                    continue
-                for columns, part in block.pieces(*_whole_gradients(block)):
-                    into.append(room[:, :, columns])
-                    out_of.append(part)
-        stacks.copy((into, out_of))
-        found: dict[int, Tensor] = {}
-        along = []
-        for stack in self._stacks:
-            parts, slope = stack.apply()
-            found.update(parts)
-            along.append(slope)
-        others = {index: block.matrix(*_whole_gradients(block)).float() for index, block in wanted.items()}
-        for index, gradient in others.items():
-            if self.crew.works_on(index):
-                found[index] = self.kept[index].apply(gradient)
-        return found, others, along
-
-    def _measure(self, seen: Seen | None, parameters: list[Tensor], steps: list[Tensor], along: Tensor) -> None:
+    def _measure(self, seen: Seen | None, direction: Direction) -> None:
         if not self.crew.all_say(seen is not None and seen.can_be_followed) or seen is None:
             self._give_up_measuring()
             return
+        parameters = direction.parameters
         gradients = [one.grad for one in parameters if one.grad is not None]
         last = [self.state[one].get("last_step") for one in parameters]
+        before, self._batch = self._batch, seen.fingerprint()
         found = measure(
-            self.root, seen, parameters, gradients, [-one for one in steps],
+            self.root, seen, parameters, gradients, [-one for one in direction.tensors()],
             None if any(one is None for one in last) else last,
-            rate=self.param_groups[0]["lr"], damping=self.damping, add_up=self.crew.mean,
+            rate=self._share(), damping=self.damping, add_up=self.crew.mean,
+            still=self.crew.all_say(self._batch == before),
         )  # fmt: skip
         if found is not None:
             settled = found.close_to(self.lengths)
             self._calm = self._calm + 1 if settled else self._calm // 2
             self.lengths = found.after(self.lengths)
-            self._along = along
-            self._lengths_at = self.steps + self._period(_LENGTHS_EVERY * self.factor_every)
+            if self._adapts and found.ratio is not None:
+                self.damping = adapted(self.damping, self._asked_damping, found.ratio)
+            self._along = direction.along
+            self._lengths_at = self.steps + self._period((1 if found.still else _LENGTHS_EVERY) * self.factor_every)
+
+    def _share(self) -> float:
+        """What a schedule leaves of the lr it began with."""
+        lr: float = self.param_groups[0]["lr"]
+        return lr / self._reference if self._reference else 0.0
 
     def _give_up_measuring(self) -> None:
-        self.measures, self._rate = False, _CAREFUL
+        self.measures = False
+        if math.isfinite(self._measured):
+            warnings.warn(
+                f"measured={self._measured}: only a single loss of the model's output itself can be followed, and "
+                "this is none; going on with lr at once: give measured=0",
+                stacklevel=2,
+            )
+            return
+        self._rate = _CAREFUL
         warnings.warn(
             "lr='auto' follows a single loss of the model's output itself, and this is none; going on with lr="
             f"{_CAREFUL:g}, momentum={self.param_groups[0]['momentum']:g}, clip={self.clip}: give KFAC a number for lr",
@@ -375,41 +391,18 @@ class KFAC(Optimizer):
             return torch.ones_like(along)
         return (self.clip / (_finite_slope(along) * (self._reference * self._rate) ** 2)).sqrt().clamp_max(1.0)
 
-    def _step_fallback(self, updates: dict[int, Any], lr: float) -> None:
-        """What has no curvature yet is the fallback's, too."""
-        hidden = [(one, one.grad) for one, _ in updates.values()]
-        for one, _ in hidden:
-            one.grad = None
-        for group in self._fallback.param_groups:
-            group["lr"] = lr
-        self._fallback.step()
-        for one, gradient in hidden:
-            one.grad = gradient
-
 
 def _finite_slope(along: Tensor) -> Tensor:
     """Of a step that is not made the slope may be anything, and a NaN times nothing would still be one."""
     return torch.nan_to_num(along, 0.0, 0.0, 0.0).clamp_min(1e-30)
 
 
-def _whole_gradients(block: Block) -> tuple[Tensor, Tensor | None]:
-    bias = block.bias
-    return sharded.whole(block.weight.grad), None if bias is None else sharded.whole(bias.grad)
+def _made_again(model: nn.Module, given: dict[str, Any], state: dict[str, Any]) -> KFAC:
+    optimizer = KFAC(model, **given)
+    optimizer.load_state_dict(state)
+    return optimizer
 
 
 def _crew(blocks: list[Block], plan: Plan | None, compress: Compress | None) -> Crew:
     factor = compress.factor if compress is not None else (plan.factor if plan else "tri")
     return Crew(blocks, plan.owners if plan else None, plan.workers if plan else None, factor)
-
-
-def chosen(blocks: list[Block], exclude: Sequence[str], largest: int) -> list[Block]:
-    """The blocks that K-FAC takes, numbered anew."""
-    kept = [
-        one
-        for one in blocks
-        if not any(one.name == name or one.name.startswith(name + ".") for name in exclude)
-        and max(one.g, 0 if one.a_diagonal else one.a) <= largest
-    ]
-    for place, block in enumerate(kept):
-        block.index = place
-    return kept

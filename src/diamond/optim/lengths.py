@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from diamond.optim import sharded
 from diamond.optim.losses import Outcome, first_tensor
 from diamond.optim.uses import plain
 
 MOST_MOMENTUM = 0.9
+MOST_WHEN_STILL = 4.0  # where the next measurement will be of the same loss: conjugate gradients keep more than all
 _HALVINGS = 6
 _NUDGE = 1e-3  # of the weights' own size: small enough to be linear, large enough for single precision
 _NUDGE_IN_HALVES = 1e-2  # what half precision rounds away is then a few percent of the curvature found
@@ -52,14 +55,30 @@ class Seen:
         with contextlib.suppress(RuntimeError):
             tensor = first_tensor(output)
             if tensor.requires_grad:
-                tensor.register_hook(self._keep_slope)  # type: ignore[no-untyped-call]
+                # weakly: a tensor whose hook leads back to it is never freed
+                known = weakref.ref(self)
+                tensor.register_hook(lambda slope: _keep_slope(known(), slope))  # type: ignore[no-untyped-call]
 
     @property
     def can_be_followed(self) -> bool:
         return _followed(self) is not None
 
-    def _keep_slope(self, slope: Tensor) -> None:
-        self.slope = plain(slope).detach()
+    def fingerprint(self) -> list[float]:
+        """Of what the model was given: the same for the same batch, in whatever tensors it comes."""
+        given = [plain(one) for one in tree_leaves((self.args, self.kwargs)) if isinstance(one, Tensor)]
+        return [number for one in given for number in (float(one.numel()), *_two_numbers(one))]
+
+
+def _two_numbers(values: Tensor) -> tuple[float, float]:
+    if not values.numel() or values.is_complex():
+        return 0.0, 0.0
+    numbers = values.detach().flatten().double()
+    return float(numbers.sum()), float(numbers[:: max(1, len(numbers) // 64)].square().sum())
+
+
+def _keep_slope(seen: Seen | None, slope: Tensor) -> None:
+    if seen is not None:
+        seen.slope = plain(slope).detach()
 
 
 def dice_now(device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -69,18 +88,29 @@ def dice_now(device: torch.device) -> tuple[Tensor, list[Tensor]]:
 
 @dataclass
 class Lengths:
-    """`step` multiplies the direction, `momentum` the last step."""
+    """`step` multiplies the direction, `momentum` the last step.
+
+    `ratio` is what the loss really falls by at the lowest point of the parabola, over what that promises; None where
+    nobody looked. `still` says that they were measured with the same batch as the last ones.
+    """
 
     step: float = 0.0
     momentum: float = 0.0
+    ratio: float | None = field(default=None, compare=False)
+    still: bool = field(default=False, compare=False)
 
     def close_to(self, other: Lengths) -> bool:
         return 0.5 * other.step <= self.step <= 2.0 * other.step
 
     def after(self, last: Lengths) -> Lengths:
-        """What is made of a new measurement: shorter at once, longer by and by, for one batch is not all."""
+        """What is made of a new measurement: shorter at once, longer by and by, for one batch is not all.
+
+        Where it is all, there is no noise to be careful of.
+        """
+        if self.still:
+            return self
         step = self.step if self.step < last.step else math.sqrt(self.step * last.step)
-        return Lengths(step, min(self.momentum, (self.momentum + last.momentum) / 2))
+        return Lengths(step, min(self.momentum, (self.momentum + last.momentum) / 2), self.ratio)
 
 
 def measure(
@@ -94,6 +124,7 @@ def measure(
     rate: float,
     damping: float,
     add_up: Callable[[Tensor, float], Tensor],
+    still: bool = False,
 ) -> Lengths | None:
     """The lengths at which the parabola is lowest; None where the loss cannot be followed from the model's output.
 
@@ -101,7 +132,9 @@ def measure(
         direction: what is added to the parameters, for a step of length 1.
         rate: what the length will be multiplied by.
         add_up: the mean over ranks of numbers that are means over this rank's terms, of which there are so many.
+        still: the batch is that of the last measurement, on all ranks.
     """
+    most = MOST_WHEN_STILL if still else MOST_MOMENTUM
     outcome = _followed(seen)
     if outcome is None:
         return None
@@ -122,13 +155,15 @@ def measure(
         curved = [outcome.quadratic(one, other) for place, one in enumerate(moved) for other in moved[place:]]
         numbers = add_up(torch.stack(curved), outcome.terms)
         damped = [damping * sharded.dot(one, other) for place, one in enumerate(ways) for other in ways[place:]]
-        found = _lowest([float(one) for one in slopes], [float(a + b) for a, b in zip(numbers, damped, strict=True)])
+        found = _lowest(
+            [float(one) for one in slopes], [float(a + b) for a, b in zip(numbers, damped, strict=True)], most
+        )
         if found is None:
             return None
         slope = torch.zeros_like(base) if seen.slope is None else seen.slope
         by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
         if by_output == 0.0:
-            return found
+            return replace(found, still=still)
         unit = float(slopes[0]) / by_output  # pieces of a batch and scaled losses have slopes of their own
 
         def change(lengths: Lengths) -> float:
@@ -140,20 +175,33 @@ def measure(
             linear = unit * (slope.float() * by.reshape(slope.shape)).sum()
             return float(add_up(torch.stack([linear + outcome.quadratic(by, by) / 2]), outcome.terms))
 
-        return _shortened(found, change, rate * found.step * float(slopes[0]) * (1 - rate / 2))
+        promised = _promised(found, rate, [float(one) for one in slopes], [float(one) for one in numbers])
+        found = _shortened(found, change, rate * found.step * float(slopes[0]) * (1 - rate / 2), promised)
+        return replace(found, still=still)
 
 
-def _shortened(found: Lengths, change: Callable[[Lengths], float], hoped: float) -> Lengths:
+def _shortened(found: Lengths, change: Callable[[Lengths], float], hoped: float, promised: float) -> Lengths:
     """Halved until the loss falls by a fair part of what was hoped for: far away, parabolas end."""
+    ratio = None
     for halved in range(_HALVINGS):
         real = change(found)
+        ratio = real / promised if ratio is None and promised < 0 else ratio
         if _finite(real) and real <= 0.25 * hoped * 0.5**halved:
             break
         found = Lengths(found.step / 2, found.momentum / 2)
-    return found
+    return Lengths(found.step, found.momentum, ratio)
 
 
-def _lowest(slopes: list[float], curved: list[float]) -> Lengths | None:
+def _promised(lengths: Lengths, rate: float, slopes: list[float], curved: list[float]) -> float:
+    """The change of the loss on the parabola itself, without damping."""
+    step, momentum = rate * lengths.step, lengths.momentum
+    change = step * slopes[0] + step * step * curved[0] / 2
+    if len(slopes) > 1:
+        change += momentum * slopes[1] + step * momentum * curved[1] + momentum * momentum * curved[2] / 2
+    return change
+
+
+def _lowest(slopes: list[float], curved: list[float], most: float) -> Lengths | None:
     own = curved[0]
     if not own > 0 or not all(map(_finite, [*slopes, *curved])):
         return None
@@ -166,7 +214,7 @@ def _lowest(slopes: list[float], curved: list[float]) -> Lengths | None:
         return alone
     step = (-slopes[0] * other + slopes[1] * mixed) / determinant
     momentum = (-slopes[1] * own + slopes[0] * mixed) / determinant
-    bounded = min(max(momentum, 0.0), MOST_MOMENTUM)
+    bounded = min(max(momentum, 0.0), most)
     if bounded != momentum:  # the best length, given how much of the last step is kept
         step = -(slopes[0] + bounded * mixed) / own
     return Lengths(step, bounded) if step > 0 else alone

@@ -38,6 +38,7 @@ class Outcome:
         offset: output minus target, of losses whose curvature depends on it.
         classes_last: logits are (…, classes) rather than torch's (samples, classes, …).
         share: how fast the number that backward is called on grows with this loss; scalers and weights are in it.
+        weight: the same without scalers; None where it is not known.
         samples: how many the model was given; rows of the output beyond that are several for each, one after another.
     """
 
@@ -52,6 +53,7 @@ class Outcome:
     classes_last: bool = False
     samples: int | None = None
     share: float = 1.0
+    weight: float | None = None
 
     @property
     def of_real(self) -> float:
@@ -179,7 +181,8 @@ def _normal(outcome: Outcome, out: Tensor, generator: torch.Generator | None) ->
 
 
 def _labels(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    drawn = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator)
+    known = p.nan_to_num(1.0)  # of what is no number anything may be drawn: the direction will not be one either
+    drawn = torch.multinomial(known.reshape(-1, p.shape[-1]), 1, generator=generator)
     return drawn.reshape(p.shape[:-1])
 
 
@@ -187,7 +190,7 @@ def _of_classes(outcome: Outcome, out: Tensor, generator: torch.Generator | None
     logits = outcome._classes_last(out)
     p = logits.softmax(-1)
     labels = _labels(p, generator)[..., None]
-    found = p if outcome.kind == "cross_entropy" else torch.zeros_like(p)
+    found = p if outcome.kind == "cross_entropy" else p * 0
     found.scatter_add_(-1, labels, torch.full_like(labels, -1.0, dtype=p.dtype))  # many classes: no second matrix
     return outcome._classes_back(found)
 
@@ -224,12 +227,14 @@ def of_output(output: Any, name: str, classes_last: bool = False) -> Outcome:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Of what a model may answer with: its logits where they are named, else the first tensor."""
+    """Of what a model may answer with: its logits where they are named, else the first tensor that is no single number,
+    as the loss is that some answer with, too."""
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None and isinstance(output, dict):
-        found = output.get("logits", next((one for one in output.values() if isinstance(one, Tensor)), None))
-    if found is None and isinstance(output, (list, tuple)):
-        found = next((one for one in output if isinstance(one, Tensor)), None)
+        found = output.get("logits")
+    if found is None and isinstance(output, (dict, list, tuple)):
+        tensors = [one for one in (output.values() if isinstance(output, dict) else output) if isinstance(one, Tensor)]
+        found = next((one for one in tensors if one.dim()), tensors[0] if tensors else None)
     if not isinstance(found, Tensor):
         raise OptimError("loss: the model's output holds no tensor; pass loss=function(output) -> Outcome")
     return found

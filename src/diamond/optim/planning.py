@@ -5,13 +5,14 @@ costs.py's matter.
 
 The choice, in this order: the part of a step that K-FAC takes stays within `overhead`; updates are no rarer than
 FRESH where that can be had; no more is approximated (blocks split, half precision) than that or the memory demands;
-updates as often as possible; then the least time.
+updates as often as possible; then the least time. Where `overhead` cannot be kept because of what every step takes
+(preconditioning, gradients), rarer updates would not help: they are made rare enough to add little to it, no rarer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -22,124 +23,19 @@ from diamond.optim import costs
 from diamond.optim.costs import FACTOR_DTYPES, FACTORS, Block, Components, blocks_memory, parse_bytes, size_text
 from diamond.optim.errors import OptimError
 from diamond.optim.hardware import Hardware, typical
+from diamond.optim.planned import Comparison, Plan, counted
 from diamond.optim.solvers import METHODS
 
 __all__ = ["Block", "Comparison", "Components", "Plan", "blocks_memory", "parse_bytes", "plan_blocks"]
 
-LADDER = (
-    (1, 1), (1, 2), (1, 5), (1, 10), (2, 20), (5, 50), (10, 100), (20, 200), (50, 500), (100, 1000), (200, 2000),
-    (500, 5000), (1000, 10000),
-)  # fmt: skip
+# Steps between updates of factors and of inverses; rarer than the last only where it is asked for.
+LADDER = ((1, 1), (1, 2), (1, 5), (1, 10), (2, 20), (5, 50), (10, 100), (20, 200), (50, 200))
 FRESH = (10, 100)  # steps between updates of factors and of inverses that cost little accuracy, if any
 SPLITS = (8192, 4096, 2048, 1024)
 _QUARTERS = 4  # parts of the blocks that may have more workers than the rest
-
-
-def _shown(name: str, value: float) -> str:
-    return size_text(value) if name.endswith("_bytes") else f"{value * 1e3:.3f} ms"
-
-
-class Comparison(NamedTuple):
-    """Predicted against measured: (name, predicted, measured) in the plan's order."""
-
-    rows: tuple[tuple[str, float, float], ...]
-
-    def __str__(self) -> str:
-        lines = [f"{'':24}{'predicted':>14}{'measured':>14}{'ratio':>8}"]
-        for name, predicted, measured in self.rows:
-            ratio = f"{measured / predicted:.2f}" if predicted else "-"
-            lines.append(f"{name:24}{_shown(name, predicted):>14}{_shown(name, measured):>14}{ratio:>8}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How K-FAC runs, and what that is predicted to cost.
-
-    Attributes:
-        workers: for each block how many ranks keep its inverses and precondition its gradient; `world` of them need
-            least communication, 1 the least memory.
-        owners: for each block the rank that averages its factors and inverts them.
-        factor_every, inverse_every: steps between updates.
-        factor_dtype: of averaged factors and inverses in memory.
-        factor: how factors travel (one of costs.FACTORS).
-        solver, newton_schulz_up_to: for solvers.inverses.
-        largest: dimensions above it are split into blocks; None for whole ones.
-        step_s: of training without K-FAC.
-        components: seconds that K-FAC adds to a step, on average.
-        memory_by_rank: bytes.
-        wire_bytes: that a rank receives in a step, on average, beyond the training's own.
-        within: whether K-FAC's part keeps to the overhead that was asked for.
-        reasons: of each choice, in words.
-    """
-
-    blocks: tuple[Block, ...]
-    world: int
-    workers: tuple[int, ...]
-    owners: tuple[int, ...]
-    factor_every: int
-    inverse_every: int
-    factor_dtype: str
-    factor: str
-    solver: str
-    newton_schulz_up_to: int
-    largest: int | None
-    step_s: float
-    components: Components
-    memory_by_rank: tuple[int, ...]
-    wire_bytes: float
-    within: bool
-    reasons: tuple[str, ...]
-    device: str
-
-    @property
-    def kfac_s(self) -> float:
-        return sum(self.components)
-
-    @property
-    def overhead(self) -> float:
-        """K-FAC's seconds for each second of training without it."""
-        return self.kfac_s / self.step_s
-
-    @property
-    def memory_bytes(self) -> int:
-        return max(self.memory_by_rank)
-
-    def worker_ranks(self, block: int) -> range:
-        """The ranks that precondition this block; its owner is one of them."""
-        count = self.workers[block]
-        first = self.owners[block] // count * count
-        return range(first, first + count)
-
-    def source(self, block: int, rank: int) -> int:
-        """The rank that this one gets the block's preconditioned gradient from; itself where it is a worker."""
-        ranks = self.worker_ranks(block)
-        return rank if rank in ranks else ranks[rank % len(ranks)]
-
-    def explain(self) -> str:
-        """The plan as a table in plain text."""
-        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
-        lines = [f"K-FAC for {len(self.blocks)} blocks on {ranks} ({self.device})", ""]
-        lines += [f"  {reason}" for reason in self.reasons]
-        lines += ["", f"  {'predicted, a step':26}{'time':>12}{'of training':>13}"]
-        for name, took in [*self.components._asdict().items(), ("K-FAC in all", self.kfac_s)]:
-            lines.append(f"  {name.replace('_', ' '):26}{took * 1e3:>9.3f} ms{took / self.step_s:>12.1%} ")
-        lines.append(f"  {'training without it':26}{self.step_s * 1e3:>9.3f} ms")
-        lines.append(f"  {'memory a rank, at most':26}{size_text(self.memory_bytes):>12}")
-        lines.append(f"  {'received a rank':26}{size_text(self.wire_bytes):>12}")
-        return "\n".join(lines)
-
-    def compare(self, measured: Mapping[str, float]) -> Comparison:
-        """Predicted against measured values of any of: the components, kfac_s, step_s, memory_bytes, wire_bytes.
-
-        Raises:
-            OptimError: a name is none of them.
-        """
-        known = self.components._asdict()
-        known |= {name: getattr(self, name) for name in ("kfac_s", "step_s", "memory_bytes", "wire_bytes")}
-        if unknown := sorted(set(measured) - set(known)):
-            raise OptimError(f"measured: nothing was predicted for {', '.join(unknown)}, only for {', '.join(known)}")
-        return Comparison(tuple((name, known[name], measured[name]) for name in known if name in measured))
+_LITTLE = 0.25  # of what every step takes, or of the overhead asked for, where that cannot be kept
+_WORTH = 2.0  # times as fast a coarser approximation must be, where the overhead cannot be kept
+LAYER_STARTS = 37  # operations of a layer's forward and backward pass and of a first-order optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +50,15 @@ class _Wishes:
     factor_dtype: str | None
     factor: str | None
     largest: int | None
+    widest: int | None
     solver: str
     sampling: float
+    lengths: float
+    lengths_every: int
     sums: bool
 
     def __post_init__(self) -> None:
-        for name in ("world", "workers", "factor_every", "inverse_every", "largest"):
+        for name in ("world", "workers", "factor_every", "inverse_every", "largest", "widest", "lengths_every"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise OptimError(f"{name}={value!r}: give a whole number of 1 or more")
@@ -167,10 +66,20 @@ class _Wishes:
             raise OptimError(f"workers={self.workers}: give a divisor of the {self.world} ranks")
         if not (self.overhead > 0 and math.isfinite(self.overhead)):
             raise OptimError(f"overhead={self.overhead!r}: give a part of the step above 0, such as 0.15")
+        for name, part in (("sampling", self.sampling), ("lengths", self.lengths)):
+            if not (part >= 0 and math.isfinite(part)):
+                raise OptimError(f"{name}={part!r}: give a part of a step, 0 or more")
         for name, choices in (("factor_dtype", FACTOR_DTYPES), ("factor", FACTORS), ("solver", METHODS)):
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise OptimError(f"{name}={value!r}: give one of {', '.join(choices)}")
+
+
+class _Passes(NamedTuple):
+    """Seconds of what goes through the whole model, whenever that happens."""
+
+    sampled_s: float
+    followed_s: float
 
 
 class _Way(NamedTuple):
@@ -206,8 +115,11 @@ def plan_blocks(
     factor_dtype: str | None = None,
     factor: str | None = None,
     largest: int | None = None,
+    widest: int | None = None,
     solver: str = "auto",
     sampling: float = 1 / 3,
+    lengths: float = 0.0,
+    lengths_every: int = 4,
     sums: bool = True,
 ) -> Plan:
     """
@@ -219,7 +131,10 @@ def plan_blocks(
         step_s: seconds of a training step without K-FAC; None to estimate them from the blocks' own products.
         overhead: the part of a step that K-FAC may take.
         workers, factor_every, inverse_every, factor_dtype, factor, largest, solver: fixed where given.
+        widest: dimensions above it are split in any case; None for whole ones where that can be had.
         sampling: what the extra backward pass of a statistics step takes, as a part of a step; 0 for none.
+        lengths: what measuring how far to go takes whenever that is done, as a part of a step; 0 for never.
+        lengths_every: how rarely that is, in updates of the factors.
         sums: every rank keeps the statistics of all blocks until the end of a step (otherwise each is sent at once).
 
     Raises:
@@ -227,40 +142,41 @@ def plan_blocks(
     """
     wishes = _Wishes(
         world=world, overhead=overhead, workers=workers, factor_every=factor_every, inverse_every=inverse_every,
-        factor_dtype=factor_dtype, factor=factor, largest=largest, solver=solver, sampling=sampling, sums=sums,
+        factor_dtype=factor_dtype, factor=factor, largest=largest, widest=widest, solver=solver, sampling=sampling,
+        lengths=lengths, lengths_every=lengths_every, sums=sums,
     )  # fmt: skip
     budget = parse_bytes(memory)
     hardware = hardware or typical("cpu", world)
     if step_s is not None and not (step_s > 0 and math.isfinite(step_s)):
         raise OptimError(f"step_s={step_s!r}: give the seconds of a step, or None to have them estimated")
-    lasts = step_s or _estimated_step(blocks, hardware)
     ladder = _ladder(wishes)
     fresh = max((at for at, pair in enumerate(ladder) if pair[1] <= FRESH[1]), default=0)
     ways: list[_Way] = []
     least: _Way | None = None
-    with torch.device("cpu"):  # whatever the user's default is
-        for way in _ways(blocks, hardware, wishes, ladder, lasts, fresh, budget):
-            if least is None or way.memory < least.memory:
-                least = way
-            if budget is None or way.memory <= budget:
-                ways.append(way)
+    found = costs.columns(blocks)
+    lasts = step_s or _estimated_step(found, hardware)
+    followed = wishes.lengths * lasts + costs.lengths_s(found, hardware) if wishes.lengths else 0.0
+    passes = _Passes(wishes.sampling * lasts, followed)
+    for way in _ways(found, hardware, wishes, ladder, lasts, passes, fresh, budget):
+        if least is None or way.memory < least.memory:
+            least = way
+        if budget is None or way.memory <= budget:
+            ways.append(way)
     if not ways:
         assert least is not None and budget is not None
         raise OptimError(
-            f"memory={memory!r} is too little for {len(blocks)} blocks on {world} ranks: "
+            f"memory={memory!r} is too little for {counted(len(blocks), 'block')} on {counted(world, 'rank')}: "
             f"at least {least.memory} bytes ({size_text(least.memory)}) a rank are needed"
         )
-    return _plan(blocks, hardware, wishes, ladder, lasts, _best(ways, ladder, fresh), budget, step_s is None)
+    best = _best(ways, ladder, wishes, fresh)
+    return _plan(blocks, hardware, wishes, ladder, lasts, best, budget, step_s is None)
 
 
-def _estimated_step(blocks: Sequence[Block], hardware: Hardware) -> float:
+def _estimated_step(blocks: costs.Columns, hardware: Hardware) -> float:
     """Forward once, backward twice the products of every layer; a diagonal input is a table, which is looked up."""
-    shapes: dict[tuple[int, int, int], int] = {}
-    for block in blocks:
-        if not block.a_diagonal:
-            shape = (block.positions, block.g, block.a)
-            shapes[shape] = shapes.get(shape, 0) + block.copies
-    return max(1e-6, sum(3 * count * hardware.gemm_s(*shape) for shape, count in shapes.items()))
+    forward = hardware.gemms_s(blocks.positions.double(), blocks.g.double(), blocks.a.double())
+    products = torch.where(blocks.a_diagonal, 0.0, 3 * blocks.copies * forward)
+    return max(1e-6, hardware.with_starts(float(products.sum()), LAYER_STARTS * len(products)))
 
 
 def _ladder(wishes: _Wishes) -> list[tuple[int, int]]:
@@ -273,24 +189,30 @@ def _ladder(wishes: _Wishes) -> list[tuple[int, int]]:
 
 
 def _ways(
-    blocks: Sequence[Block],
+    blocks: costs.Columns,
     hardware: Hardware,
     wishes: _Wishes,
     ladder: list[tuple[int, int]],
     step_s: float,
+    passes: _Passes,
     fresh: int,
     budget: int | None,
 ) -> Iterator[_Way]:
     """All that are looked at. Which they are does not depend on the budget, so that more memory cannot make it worse;
     splitting ends as soon as nothing could be gained by it."""
-    whole = max((block.largest for block in blocks), default=0)
-    splits = [wishes.largest] if wishes.largest else [None, *(size for size in SPLITS if size < whole)]
+    whole = int(
+        torch.cat(
+            [blocks.a * ~blocks.a_diagonal, blocks.g * ~blocks.g_diagonal, torch.zeros(1, device=costs.HERE)]
+        ).max()
+    )
+    whole, first = min(whole, wishes.widest or whole), None if whole <= (wishes.widest or whole) else wishes.widest
+    splits = [wishes.largest] if wishes.largest else [first, *(size for size in SPLITS if size < whole)]
     packings = [wishes.factor] if wishes.factor else (["none"] if wishes.world == 1 else ["tri", "bf16-tri"])
     dtypes = [wishes.factor_dtype] if wishes.factor_dtype else list(FACTOR_DTYPES)
     for depth, largest in enumerate(splits):
         found = costs.table(blocks, hardware, largest, wishes.solver)
-        owners = torch.tensor(costs.balance(found.cubes.tolist(), found.elements.tolist(), wishes.world))
-        owners = owners.to(torch.int64)
+        dealt_to = costs.balance(found.cubes.tolist(), found.elements.tolist(), wishes.world)
+        owners = torch.tensor(dealt_to, dtype=torch.int64, device=costs.HERE)
         good = False
         for workers in _shares(found, wishes):
             dealt = costs.cost(found, owners, workers, wishes.world)
@@ -299,6 +221,9 @@ def _ways(
                 for packing in packings:
                     sizes = costs.wire(dealt, world=wishes.world, factor=packing, factor_dtype=dtype)
                     parts = costs.seconds(dealt, sizes, hardware, wishes.world)
+                    parts = parts._replace(
+                        statistics=parts.statistics + passes.sampled_s, step_lengths=passes.followed_s
+                    )
                     rung, within = _climb(parts, ladder, wishes, step_s)
                     penalty = 4 * depth + 2 * dtypes.index(dtype) + packings.index(packing)
                     good |= penalty == 0 and within and rung <= fresh and (budget is None or room <= budget)
@@ -314,49 +239,57 @@ def _shares(found: costs.Table, wishes: _Wishes) -> Iterator[torch.Tensor]:
     first that save most gradient traffic for their memory."""
     count = len(found.weights)
     if wishes.workers is not None:
-        yield torch.full((count,), wishes.workers, dtype=torch.int64)
+        yield torch.full((count,), wishes.workers, dtype=torch.int64, device=costs.HERE)
         return
     divisors = [size for size in range(1, wishes.world + 1) if wishes.world % size == 0]
     order = torch.argsort(found.weights / found.elements.clamp_min(1), descending=True, stable=True)
     for few, many in pairwise(divisors):
         for part in range(_QUARTERS):
-            workers = torch.full((count,), few, dtype=torch.int64)
+            workers = torch.full((count,), few, dtype=torch.int64, device=costs.HERE)
             workers[order[: count * part // _QUARTERS]] = many
             yield workers
-    yield torch.full((count,), wishes.world, dtype=torch.int64)
+    yield torch.full((count,), wishes.world, dtype=torch.int64, device=costs.HERE)
 
 
-def _amortised(parts: Components, pair: tuple[int, int], sampled_s: float) -> Components:
+def _amortised(parts: Components, pair: tuple[int, int], wishes: _Wishes) -> Components:
     factors, inverses = pair
     return Components(
-        (parts.statistics + sampled_s) / factors,
+        parts.statistics / factors,
         parts.factor_communication / factors,
         parts.inverses / inverses,
         parts.inverse_communication / inverses,
         parts.preconditioning,
         parts.gradient_communication,
+        parts.step_lengths / (wishes.lengths_every * factors),
     )
 
 
 def _climb(parts: Components, ladder: list[tuple[int, int]], wishes: _Wishes, step_s: float) -> tuple[int, bool]:
-    """The first rung that keeps to the overhead; the last, if none does."""
-    for rung, pair in enumerate(ladder):
-        if sum(_amortised(parts, pair, wishes.sampling * step_s)) <= wishes.overhead * step_s:
+    """The first rung that keeps to the overhead. If none does, the first whose updates add little to what every step
+    takes, which no rung changes; the last, if none does even that."""
+    budget = wishes.overhead * step_s
+    took = [sum(_amortised(parts, pair, wishes)) for pair in ladder]
+    for rung, seconds in enumerate(took):
+        if seconds <= budget:
             return rung, True
-    return len(ladder) - 1, False
+    little = _LITTLE * max(budget, parts.always)
+    return next((rung for rung, seconds in enumerate(took) if seconds - parts.always <= little), len(took) - 1), False
 
 
-def _best(ways: list[_Way], ladder: list[tuple[int, int]], fresh: int) -> _Way:
-    """Approximations that the memory does not demand serve to come down to FRESH, and no further: otherwise a slower
-    network, which brings them in, would make updates more frequent."""
+def _best(ways: list[_Way], ladder: list[tuple[int, int]], wishes: _Wishes, fresh: int) -> _Way:
+    def seconds(way: _Way) -> float:
+        return sum(_amortised(way.parts, ladder[way.rung], wishes))
+
+    good = [way for way in ways if way.within]
+    if not good:  # as close to the overhead as can be had
+        least = min(seconds(way) for way in ways)
+        near = [way for way in ways if seconds(way) <= _WORTH * least]
+        return min(near, key=lambda way: (way.penalty, seconds(way)))
+    # Approximations that the memory does not demand serve to come down to FRESH, and no further: otherwise a slower
+    # network, which brings them in, would make updates more frequent.
     plain = min(way.penalty for way in ways)
-    calm = [way if way.penalty == plain else way._replace(rung=max(way.rung, fresh)) for way in ways]
-
-    def merit(way: _Way) -> tuple[bool, int, int, int, float]:
-        took = sum(_amortised(way.parts, ladder[way.rung], 0.0))
-        return not way.within, max(way.rung, fresh), way.penalty, way.rung, took
-
-    return min(calm, key=merit)
+    calm = [way if way.penalty == plain else way._replace(rung=max(way.rung, fresh)) for way in good]
+    return min(calm, key=lambda way: (max(way.rung, fresh), way.penalty, way.rung, seconds(way)))
 
 
 def _plan(
@@ -371,6 +304,9 @@ def _plan(
 ) -> Plan:
     sizes = costs.wire(way.costs, world=wishes.world, factor=way.factor, factor_dtype=way.factor_dtype)
     factors, inverses = ladder[way.rung]
+    components = _amortised(way.parts, ladder[way.rung], wishes)
+    starting_s = way.costs.precondition_starts * hardware.start_s
+    crowded = starting_s >= way.parts.preconditioning / 2
     return Plan(
         blocks=tuple(blocks),
         world=wishes.world,
@@ -384,13 +320,16 @@ def _plan(
         newton_schulz_up_to=hardware.newton_schulz_up_to,
         largest=way.table.largest,
         step_s=step_s,
-        components=_amortised(way.parts, ladder[way.rung], wishes.sampling * step_s),
+        components=components,
         memory_by_rank=tuple(
             costs.memory(way.costs, world=wishes.world, factor_dtype=way.factor_dtype, sums=wishes.sums)
         ),
         wire_bytes=sizes[0] * (wishes.world - 1) / wishes.world / factors + sizes[1] / inverses + sizes[2],
         within=way.within,
-        reasons=tuple(_reasons(way, wishes, ladder, budget, guessed)),
+        reasons=(
+            *_reasons(way, wishes, ladder, budget, guessed),
+            *([] if way.within else [_excess(components, wishes, step_s, crowded)]),
+        ),
         device=hardware.device + (", measured" if hardware.measured else ""),
     )
 
@@ -404,7 +343,7 @@ def _reasons(
     if len(ladder) == 1:
         yield updates + "as asked for" + ("" if way.within else f", which takes more than {asked}")
     elif not way.within:
-        yield updates + f"and still more than {asked}: preconditioning or gradients alone take too long"
+        yield updates + f"and still more than {asked}"
     elif way.rung == 0:
         yield updates + f"even that stays within {asked}"
     else:
@@ -421,5 +360,26 @@ def _reasons(
         why = "as asked for" if wishes.factor_dtype else "single precision does not fit or leaves too little time"
         yield f"factors and inverses are kept in {way.factor_dtype}: {why}"
     if way.table.largest is not None:
-        why = "as asked for" if wishes.largest else "whole ones do not fit or take too long"
+        given = way.table.largest in (wishes.largest, wishes.widest)
+        why = "as asked for" if given else "larger ones do not fit or take too long"
         yield f"dimensions above {way.table.largest} are split into blocks: {why}"
+
+
+def _excess(parts: Components, wishes: _Wishes, step_s: float, crowded: bool) -> str:
+    """Which part alone is above the overhead that was asked for, and what would help."""
+    budget = wishes.overhead * step_s
+    asked = f"the {wishes.overhead:.0%} asked for"
+    if parts.always <= budget:
+        longest = max(parts._fields, key=lambda name: getattr(parts, name)).replace("_", " ")
+        return (
+            f"most of it is {longest}: a larger batch, gradient accumulation, fewer blocks (exclude=…) or larger "
+            "periods (factor_every=…, inverse_every=…) would help"
+        )
+    often = [name for name in ("preconditioning", "gradient_communication") if getattr(parts, name) > budget]
+    which = often[0].replace("_", " ") if len(often) == 1 else "preconditioning and gradient communication"
+    taken = getattr(parts, often[0]) if len(often) == 1 else parts.always
+    said = f"{which} alone: {taken / step_s:.0%} of a step, more than {asked} at whatever periods; "
+    if which == "gradient communication":
+        return said + "more memory for more workers, a larger batch or gradient accumulation would help"
+    why = "it is many small operations, so " if crowded else ""
+    return said + why + "a larger batch, gradient accumulation or fewer blocks (exclude=…) would help"

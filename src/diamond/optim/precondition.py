@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from diamond.optim import solvers
-from diamond.optim.blocks import NORM
+from diamond.optim import pieces, solvers
+from diamond.optim.blocks import NORM, Block
 from diamond.optim.factors import Factors
 from diamond.optim.uses import Use, input_rows, output_rows
 
 
 @dataclass(eq=False)
 class Inverse:
-    """(G + damping)^-1 M (A + damping)^-1. `a` is a vector where the input factor is a diagonal; no `g` for a norm."""
+    """(G + damping)^-1 M (A + damping)^-1. `a` is a vector where the input factor is a diagonal; no `g` for a norm.
+
+    Of sides in pieces, `a` and `g` hold more matrices than there are copies.
+    """
 
     a: Tensor
     g: Tensor | None
 
-    def apply(self, matrix: Tensor) -> Tensor:
-        right = matrix * self.a[:, None] if self.a.dim() == 2 else torch.bmm(matrix, self.a)
-        return right if self.g is None else torch.bmm(self.g, right)
+    def apply(self, matrix: Tensor, out: Tensor | None = None) -> Tensor:
+        last = out if self.g is None else None
+        if self.a.dim() == 2:
+            right = torch.mul(matrix, self.a[:, None], out=last)
+        else:
+            right = pieces.right(matrix, self.a, last)
+        return right if self.g is None else pieces.left(self.g, right, out)
+
+    def apply_to_rows(self, inputs: Tensor, slopes: Tensor, out: Tensor) -> None:
+        """To the product of rows (rows, g) and (rows, a); of one copy."""
+        assert self.g is not None
+        torch.mm(self.g[0] @ slopes.T, inputs @ self.a[0], out=out[0])
 
     def tensors(self) -> list[Tensor]:
         return [self.a] if self.g is None else [self.a, self.g]
@@ -32,70 +45,104 @@ class Inverse:
 class Eigen:
     """EKFAC: the curvature's diagonal in the eigenbasis of the factors, kept up to date between decompositions."""
 
-    a: Tensor  # eigenvectors as columns; empty where the input factor is a diagonal
+    a: Tensor  # eigenvectors as columns
     g: Tensor
     moments: Tensor
     damping: float
 
-    def apply(self, matrix: Tensor) -> Tensor:
-        seen = self._to(matrix) / (self.moments + self.damping)
-        left = torch.bmm(self.g, seen)
-        return left if not self.a.numel() else torch.bmm(left, self.a.transpose(1, 2))
-
-    def _to(self, matrix: Tensor) -> Tensor:
-        left = torch.bmm(self.g.transpose(1, 2), matrix)
-        return left if not self.a.numel() else torch.bmm(left, self.a)
+    def apply(self, matrix: Tensor, out: Tensor | None = None) -> Tensor:
+        _, rows, columns = self.moments.shape
+        seen = pieces.left(self.g.transpose(1, 2), pieces.filled(matrix, rows, columns))
+        seen = pieces.right(seen, self.a) / (self.moments + self.damping)
+        seen = pieces.left(self.g, seen)
+        if seen.shape == matrix.shape:
+            return pieces.right(seen, self.a.transpose(1, 2), out)
+        done = pieces.right(seen, self.a.transpose(1, 2))[:, : matrix.shape[1], : matrix.shape[2]]
+        return done if out is None else out.copy_(done)
 
     def squares(self, use: Use, gradient: Tensor, sharing: str) -> Tensor:
         """Sum over positions of the squared gradients of single positions, in this basis."""
-        outputs = torch.bmm(output_rows(use, gradient, sharing), self.g).square()
-        inputs = torch.bmm(input_rows(use, sharing), self.a).square()
-        return torch.bmm(outputs.transpose(1, 2), inputs)
+        _, outputs, inputs = self.moments.shape
+        b, a = output_rows(use, gradient, sharing), input_rows(use, sharing)
+        b = pieces.right(pieces.filled(b, b.shape[1], outputs), self.g).square()
+        a = pieces.right(pieces.filled(a, a.shape[1], inputs), self.a).square()
+        return torch.bmm(b.transpose(1, 2), a)
 
     def tensors(self) -> list[Tensor]:
         return [self.a, self.g, self.moments]
+
+
+@dataclass(eq=False)
+class Asked:
+    """What is to be inverted of some blocks.
+
+    Attributes:
+        matrices, dampings: for a solver, in the order of `blocks`: those of the inputs first, then of the outputs.
+        blocks: each with the inverse of its input factor where that is a diagonal.
+        found: what needs no solver, by the index of the block.
+    """
+
+    matrices: list[Tensor]
+    dampings: list[Tensor]
+    blocks: list[tuple[Block, Tensor | None]]
+    found: dict[int, Inverse]
+
+    def answered(self, solved: Iterable[solvers.Solved], before: Mapping[int, Inverse | Eigen]) -> dict[int, Inverse]:
+        """By the index of the block. Where no inverse could be found, the one `before` stays."""
+        results = iter(solved)
+        found = dict(self.found)
+        for block, vector in self.blocks:
+            a = [next(results).inverse for _ in range(block.a_shape[0])] if vector is None else []
+            g = [next(results).inverse for _ in range(block.g_shape[0])]
+            left, right = _stacked(a), _stacked(g)
+            kept = before.get(block.index)
+            if right is not None and (vector is not None or left is not None):
+                found[block.index] = Inverse(left if vector is None else vector, right)  # type: ignore[arg-type]
+            elif isinstance(kept, Inverse):
+                found[block.index] = kept
+        return found
+
+
+def asked_of(factors: list[Factors], damping: float) -> Asked:
+    """Of these factors as they are now."""
+    asked = Asked([], [], [], {})
+    root = damping**0.5
+    for one in factors:
+        block, a = one.block, one.a.mean()
+        if block.kind == NORM:
+            asked.found[block.index] = Inverse((a + damping).reciprocal(), None)
+            continue
+        g = one.g.mean()
+        balance = one.balance(a, g)
+        vector = None
+        if block.a_diagonal:
+            vector = (a + (root * balance)[:, None]).reciprocal()
+        else:
+            asked.matrices.extend(a.unbind(0))
+            asked.dampings.extend((root * balance).repeat_interleave(block.a_pieces).unbind(0))
+        asked.matrices.extend(g.unbind(0))
+        asked.dampings.extend((root / balance).repeat_interleave(block.g_pieces).unbind(0))
+        asked.blocks.append((block, vector))
+    return asked
 
 
 def inverses_of(
     factors: list[Factors],
     damping: float,
     how: str,
-    before: dict[int, Inverse | Eigen],
+    before: Mapping[int, Inverse | Eigen],
     newton_schulz_up_to: int = 0,
 ) -> dict[int, Inverse]:
     """By the index of the block. Where no inverse can be found, the one `before` stays."""
-    matrices: list[Tensor] = []
-    dampings: list[Tensor] = []
-    found: dict[int, Inverse] = {}
-    dense: list[tuple[Factors, Tensor | None]] = []
-    root = damping**0.5
-    for one in factors:
-        a = one.a.mean()
-        if one.block.kind == NORM:
-            found[one.block.index] = Inverse((a + damping).reciprocal(), None)
-            continue
-        g = one.g.mean()
-        balance = one.balance(a, g)
-        vector = None
-        if one.block.a_diagonal:
-            vector = (a + (root * balance)[:, None]).reciprocal()
-        else:
-            matrices.extend(a.unbind(0))
-            dampings.extend((root * balance).unbind(0))
-        matrices.extend(g.unbind(0))
-        dampings.extend((root / balance).unbind(0))
-        dense.append((one, vector))
-    solved = iter(solvers.inverses(matrices, dampings, how, newton_schulz_up_to=newton_schulz_up_to))
-    for one, vector in dense:
-        left = [next(solved).inverse for _ in range(one.block.copies)] if vector is None else []
-        right = [next(solved).inverse for _ in range(one.block.copies)]
-        if any(matrix is None for matrix in left + right):
-            kept = before.get(one.block.index)
-            if isinstance(kept, Inverse):
-                found[one.block.index] = kept
-            continue
-        found[one.block.index] = Inverse(torch.stack(left) if vector is None else vector, torch.stack(right))  # type: ignore[arg-type]
-    return found
+    asked = asked_of(factors, damping)
+    solved = solvers.inverses(asked.matrices, asked.dampings, how, newton_schulz_up_to=newton_schulz_up_to)
+    return asked.answered(solved, before)
+
+
+def _stacked(matrices: Sequence[Tensor | None]) -> Tensor | None:
+    """None where one is missing."""
+    there = [one for one in matrices if one is not None]
+    return torch.stack(there) if there and len(there) == len(matrices) else None
 
 
 def eigenbases_of(factors: list[Factors], damping: float) -> dict[int, Inverse | Eigen]:
@@ -106,14 +153,17 @@ def eigenbases_of(factors: list[Factors], damping: float) -> dict[int, Inverse |
     matrices = [matrix for one in whole for mean in (one.a.mean(), one.g.mean()) for matrix in mean.unbind(0)]
     solved = iter(solvers.eigenbases(matrices))
     for one in whole:
-        pairs = [pair for _ in range(2 * one.block.copies) if (pair := next(solved)) is not None]
-        if len(pairs) < 2 * one.block.copies:
+        block = one.block
+        a = [next(solved) for _ in range(block.a_shape[0])]
+        g = [next(solved) for _ in range(block.g_shape[0])]
+        bases = [basis for basis in (*a, *g) if basis is not None]
+        if len(bases) < len(a) + len(g):
             continue
-        a, g = pairs[: one.block.copies], pairs[one.block.copies :]
-        values_a = torch.stack([pair[0] for pair in a]).clamp_min(0)
-        values_g = torch.stack([pair[0] for pair in g]).clamp_min(0)
-        moments = values_g[:, :, None] * values_a[:, None, :]
-        found[one.block.index] = Eigen(
-            torch.stack([pair[1] for pair in a]), torch.stack([pair[1] for pair in g]), moments, damping
+        values = [each.clamp_min(0) for each, _ in bases]
+        values_a = torch.stack(values[: len(a)]).reshape(block.copies, 1, -1)
+        values_g = torch.stack(values[len(a) :]).reshape(block.copies, -1, 1)
+        vectors = [each for _, each in bases]
+        found[block.index] = Eigen(
+            torch.stack(vectors[: len(a)]), torch.stack(vectors[len(a) :]), values_g * values_a, damping
         )
     return found

@@ -307,7 +307,7 @@ def _eigh(stack: Tensor) -> list[tuple[Tensor, Tensor]]:
         raise
 
 
-# ---- blocks of large dimensions --------------------------------------------------------------------------------------
+# ---- large dimensions ------------------------------------------------------------------------------------------------
 
 
 def block_sizes(n: int, largest: int | None) -> list[int]:
@@ -317,37 +317,6 @@ def block_sizes(n: int, largest: int | None) -> list[int]:
     count = 1 if largest is None else max(1, -(-n // largest))
     size, more = divmod(n, count)
     return [size + 1] * more + [size] * (count - more)
-
-
-def split(matrix: Tensor, largest: int | None) -> list[Tensor]:
-    """The blocks on the diagonal, as views; a vector stays whole."""
-    if matrix.dim() == 1:
-        return [matrix]
-    blocks, begin = [], 0
-    for size in block_sizes(len(matrix), largest):
-        blocks.append(matrix[begin : begin + size, begin : begin + size])
-        begin += size
-    return blocks
-
-
-def apply_left(blocks: Sequence[Tensor], matrix: Tensor) -> Tensor:
-    """blockdiag(blocks) @ matrix, in the type of the matrix."""
-    covered, n = sum(len(block) for block in blocks), matrix.shape[-2]
-    if not blocks or covered != n:
-        raise OptimError(f"blocks cover {covered} of {n} dimensions: split the factor of this very side of the matrix")
-    parts = matrix.split_with_sizes([len(block) for block in blocks], dim=-2)
-    done = []
-    for block, part in zip(blocks, parts, strict=True):
-        dtype = torch.promote_types(block.dtype, part.dtype)
-        block, part = block.to(dtype), part.to(dtype)
-        done.append(block[:, None] * part if block.dim() == 1 else block @ part)
-    whole = done[0] if len(done) == 1 else torch.cat(done, dim=-2)
-    return whole.to(matrix.dtype)
-
-
-def apply_right(matrix: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """matrix @ blockdiag(blocks), in the type of the matrix."""
-    return apply_left([block if block.dim() == 1 else block.mT for block in blocks], matrix.mT).mT
 
 
 # ---- in the background -----------------------------------------------------------------------------------------------
@@ -376,9 +345,18 @@ class Background(AbstractContextManager["Background"]):
         self._streams: dict[torch.device, Any] = {}
 
     def submit(
-        self, key: Hashable, matrices: Sequence[Tensor], dampings: Sequence[Damping], *, step: int = 0, **options: Any
+        self,
+        key: Hashable,
+        matrices: Sequence[Tensor],
+        dampings: Sequence[Damping],
+        *,
+        step: int = 0,
+        copy: bool = True,
+        **options: Any,
     ) -> bool:
-        """Starts with copies of what it is given; `options` are those of `inverses`.
+        """Starts with copies of what it is given, or (without `copy`) with that itself: then nobody else may change it.
+
+        `options` are those of `inverses`.
 
         Returns:
             False, and nothing is started, as long as the last result of this key has not been taken.
@@ -389,7 +367,7 @@ class Background(AbstractContextManager["Background"]):
             return False
         if len({matrix.device for matrix in matrices}) > 1:
             raise OptimError("matrices are of several devices: submit those of each under a key of their own")
-        copies = [matrix.detach().clone() for matrix in matrices]
+        copies = [matrix.detach().clone() if copy else matrix for matrix in matrices]
         kept = [damping.detach().clone() if isinstance(damping, Tensor) else damping for damping in dampings]
         stream = copied = None
         for device in {matrix.device for matrix in copies if matrix.is_cuda}:

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diamond.optim.blocks import CONV, CONV_TRANSPOSE, LINEAR, NORM, Block
+from diamond.optim.pieces import grams
 
 
 @dataclass(eq=False)
@@ -76,14 +77,15 @@ def input_rows(use: Use, sharing: str, thin: Thinning | None = None) -> Tensor:
         window = block.weight.shape[2:]
         x = _batched(x, len(window))
         if thin is not None:
-            x = thin.samples(x, x[0, 0].numel() // math.prod(_each(use.options["stride"], len(window))), block.a)
+            positions = x[0, 0].numel() // math.prod(_each(use.options["stride"], len(window)))
+            x = thin.samples(x, positions, block.a_shape[-1])
         rows = _grouped(_patches(x, window, **_convolving(use)), block.copies, sharing, mean=True)
     elif block.kind == CONV_TRANSPOSE:
         x = _batched(x, block.weight.dim() - 2)
         rows = _grouped(x.flatten(2).transpose(1, 2), block.copies, sharing, mean=True)
     else:
         raise AssertionError(f"{block.kind} has a diagonal factor")
-    rows = (rows if thin is None else thin.rows(rows, block.a)).float()
+    rows = (rows if thin is None else thin.rows(rows, block.a_shape[-1])).float()
     if block.bias_name is not None:
         column = rows.new_full((*rows.shape[:-1], 1), 1.0 if use.options.get("bias", True) else 0.0)
         rows = torch.cat([rows, column], dim=-1)
@@ -107,11 +109,11 @@ def output_rows(use: Use, gradient: Tensor, sharing: str, thin: Thinning | None 
         raise AssertionError(f"{block.kind} has a diagonal factor")
     if thin is None or sharing != "expand":
         return rows.float()
-    return thin.rows(rows, block.g, scaled=True).float()
+    return thin.rows(rows, block.g_shape[-1], scaled=True).float()
 
 
 def vocabulary_sums(use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """For a table of words: sums for its diagonal over words and for its matrix over the width of a word.
+    """For a table of words: sums for its diagonal over words and for its matrices over the width of a word.
 
     A table may serve twice, to look words up and, turned round, to give each word a score; then its curvature is a sum
     of two Kronecker products, and the roles of inputs and gradients are exchanged in one of them. What is returned of
@@ -122,14 +124,15 @@ def vocabulary_sums(use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
     if use.options.get("operation") == LINEAR:
         scores, hidden = b.reshape(-1, b.shape[-1]), plain(use.inputs).detach().float().reshape(-1, use.block.g)
         squares = scores.square().sum(0)
-        return squares * (hidden.square().sum() / len(hidden)), hidden.T @ hidden * (squares.sum() / len(hidden))
+        width = grams(hidden[None], use.block.g_pieces)
+        return squares * (hidden.square().sum() / len(hidden)), width * (squares.sum() / len(hidden))
     words = plain(use.inputs).reshape(-1)
     padding = use.options.get("padding_idx")
     rows = b.reshape(-1, use.block.g)
     if padding is not None:
         rows, words = rows[words != padding], words[words != padding]
     counts = torch.bincount(words, minlength=use.block.a).float()
-    return counts * (rows.square().sum() / max(len(words), 1)), rows.T @ rows
+    return counts * (rows.square().sum() / max(len(words), 1)), grams(rows[None], use.block.g_pieces)
 
 
 def norm_squares(use: Use, gradient: Tensor) -> Tensor:

@@ -41,9 +41,11 @@ class Losses:
     """
 
     def __init__(self) -> None:
+        self.empty = False  # whether a loss had no terms, of a batch without samples
         self._spread: dict[int, _Found] = {}  # by the id of a tensor of terms, which is kept so that the id stays its
         self._summed: dict[int, tuple[Tensor, list[_Found]]] = {}  # likewise, of sums that may yet be divided
         self._done: list[_Found] = []
+        self._scaler = 1.0  # what a GradScaler has multiplied by, and takes out of the gradients again
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, squares: bool) -> None:
         """One call of torch's. `squares`: also where it is a square, which may be the beginning of a loss."""
@@ -55,8 +57,16 @@ class Losses:
         name = getattr(func, "__name__", "")
         if name in ("sum", "mean") and id(args[0]) in self._spread:
             self._reduce(self._spread[id(args[0])], result, mean=name == "mean")
-        elif name in ("mul", "div", "true_divide") and len(args) == 2:
-            self._multiply(args, result, divide=name != "mul", squares=squares)
+        elif name in _MULTIPLYING and len(args) == 2:
+            if name == "mul" and result.dim() == 0 and _within_a_scaler():
+                self._scaler = _number(args[1]) or 1.0
+            self._multiply(args, result, divide=not name.startswith("mul"), squares=squares and name == "mul")
+        elif name in _SHAPING and args and id(args[0]) in self._spread:
+            found = self._spread[id(args[0])]
+            if result.numel() == found.result.numel():
+                self._spread[id(result)] = replace(found, result=result)
+        elif name in _CHOOSING:
+            self._choose(name, args, result)
         elif name in ("add", "add_") and self._summed:
             parts = [found for one in args if id(one) in self._summed for found in self._summed[id(one)][1]]
             if parts:
@@ -64,33 +74,48 @@ class Losses:
         elif squares and (name == "square" or (name == "pow" and len(args) == 2 and _is_two(args[1]))):
             self._begin(args[0], result)
 
-    def before_backward(self, loss: Tensor, gradient: Tensor | None = None) -> list[Outcome]:
-        """Those that this number depends on. All are forgotten then."""
-        found = self._taken()
-        if not found or not loss.requires_grad:
+    def before_backward(self, numbers: list[Tensor], gradients: list[Any] | None = None) -> list[Outcome]:
+        """Those that these numbers depend on, which are forgotten then."""
+        found = self._all()
+        if not found or not numbers:
             return []
         shares = torch.autograd.grad(
-            loss, [one.result for one in found], gradient, retain_graph=True, allow_unused=True
+            numbers, [one.result for one in found], gradients, retain_graph=True, allow_unused=True
         )
         counted = [(one, float(share)) for one, share in zip(found, shares, strict=True) if share is not None]
+        met = {one for one, _ in counted}
+        self._keep([one for one in found if one not in met])
         most = max((share for _, share in counted), default=0.0)
         return [
-            replace(outcome, scale=outcome.scale * (1.0 if share == most else share / most), share=most)
+            replace(
+                outcome,
+                scale=outcome.scale * (1.0 if share == most else share / most),
+                share=most,
+                weight=most / self._scaler,
+            )
             for outcome, share in ((one.finished(), share) for one, share in counted)
             if share > 0
         ]
 
     def without_backward(self) -> list[Outcome]:
         """All, where the next forward pass begins before backward was called. All are forgotten then."""
-        return [one.finished() for one in self._taken()]
+        found = self._all()
+        self.forget()
+        return [one.finished() for one in found]
 
-    def _taken(self) -> list[_Found]:
-        found = [*self._done, *dict.fromkeys(one for _, parts in self._summed.values() for one in parts)]
-        self._done, self._spread, self._summed = [], {}, {}
-        return found
+    def forget(self) -> None:
+        self._keep([])
+
+    def _all(self) -> list[_Found]:
+        return [*self._done, *dict.fromkeys(one for _, parts in self._summed.values() for one in parts)]
+
+    def _keep(self, some: list[_Found]) -> None:
+        self._done, self._spread, self._summed = some, {}, {}
 
     def _begin(self, root: Tensor, result: Tensor) -> None:
-        if root.requires_grad and root.is_floating_point():
+        if not root.numel():
+            self.empty = True
+        elif root.requires_grad and root.is_floating_point():
             self._spread[id(result)] = _Found(result, Outcome(root, "mse", float(root.numel())))
 
     def _of_function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
@@ -102,6 +127,9 @@ class Losses:
             reduction = _reduction.legacy_get_string(options["size_average"], options["reduce"], emit_warning=False)
         with torch.enable_grad():
             outcome = _LOSSES[func](options)
+        if not outcome.output.numel():
+            self.empty = True
+            return
         if not outcome.output.requires_grad:
             return
         found = _Found(result, outcome)
@@ -113,6 +141,9 @@ class Losses:
             self._spread[id(result)] = found
 
     def _reduce(self, found: _Found, result: Tensor, mean: bool) -> None:
+        if not found.result.numel():  # a mask has left nothing
+            self.empty = True
+            return
         part = found.result.numel() / max(result.numel(), 1) if mean else 1.0
         reduced = replace(found, result=result, divisor=found.divisor * part)
         if result.numel() > 1:
@@ -143,10 +174,52 @@ class Losses:
                 if weighed is not None:
                     self._spread[id(result)] = replace(found, result=result, outcome=weighed)
 
+    def _choose(self, name: str, args: tuple[Any, ...], result: Tensor) -> None:
+        """Some of the terms, by a mask: the others become zeros, or are left out."""
+        if len(args) < 2:
+            return
+        terms, mask = (args[1], args[0]) if name == "where" and id(args[1]) in self._spread else args[:2]
+        found = self._spread.get(id(terms))
+        if found is None or not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            return
+        left_out = name in ("__getitem__", "masked_select")
+        if not left_out and not (len(args) > 2 and _is_nothing(args[2])):
+            return
+        if mask.shape != found.result.shape and (left_out or result.shape != found.result.shape):
+            return
+        weighed = _weighed(found.outcome, found.result.shape, ~mask if name == "masked_fill" else mask, False)
+        if weighed is not None:
+            self._spread[id(result)] = replace(found, result=result, outcome=weighed)
+
     def _divide(self, parts: list[_Found], result: Tensor, number: float) -> None:
         self._done.extend(replace(one, result=result, divisor=one.divisor * number) for one in parts)
         for key, (tensor, others) in list(self._summed.items()):
             self._summed[key] = (tensor, [one for one in others if one not in parts])
+
+
+# Names of what multiplies, of what keeps the order of the terms, and of what chooses some of them by a mask.
+_MULTIPLYING = frozenset({"mul", "div", "true_divide", "mul_", "div_"})
+_SHAPING = frozenset({
+    "view", "reshape", "flatten", "squeeze", "unsqueeze", "view_as", "reshape_as", "unflatten", "contiguous",
+    "float", "double", "to",
+})  # fmt: skip
+_CHOOSING = frozenset({"__getitem__", "masked_select", "where", "masked_fill"})
+
+
+def _within_a_scaler() -> bool:
+    """Whether it is torch's GradScaler that asks: what it multiplies by does not stay in the gradients."""
+    frame = inspect.currentframe()
+    for _ in range(6):
+        frame = None if frame is None else frame.f_back
+        if frame is not None and frame.f_code.co_filename.endswith("grad_scaler.py"):
+            return True
+    return False
+
+
+def _is_nothing(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.requires_grad and not bool(value.any())
+    return isinstance(value, (int, float)) and value == 0
 
 
 def _is_two(value: Any) -> bool:
@@ -162,11 +235,14 @@ def _number(value: Any) -> float | None:
 def _weighed(outcome: Outcome, shape: torch.Size, by: Tensor, divide: bool) -> Outcome | None:
     """With weights for its terms, where they can be told apart: no sum was taken yet but of last dimensions."""
     terms = outcome.term_shape
-    if shape != terms[: len(shape)]:
+    if shape != terms[: len(shape)] and shape.numel() != terms.numel():
         return None
     weight = by.detach().float().expand(shape)
     weight = (weight.reciprocal() if divide else weight).clamp_min(0).sqrt()
-    weight = weight.reshape(*shape, *(1,) * (len(terms) - len(shape))).expand(terms)
+    if shape.numel() == terms.numel():
+        weight = weight.reshape(terms)
+    else:
+        weight = weight.reshape(*shape, *(1,) * (len(terms) - len(shape))).expand(terms)
     return replace(outcome, kept=weight if outcome.kept is None else outcome.kept * weight)
 
 

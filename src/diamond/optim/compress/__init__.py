@@ -1,6 +1,6 @@
 """Communication compression for any optimizer: gradients under DDP and FSDP2, factors of K-FAC, bytes counted.
 
-wire = attach(DistributedDataParallel(model), Compress(grad="powersgd:4"))
+wire = attach(DistributedDataParallel(model), Compress(grad="powersgd:16:int8"))
 ...                                  # train as always
 print(wire.ratio, wire.relative_error)
 """

@@ -97,7 +97,10 @@ class Send(NamedTuple):
 
 
 class Rebuilt(NamedTuple):
-    """What comes of an exchange: the average over the ranks, and what of it stands for this rank's own values."""
+    """What comes of an exchange: the average over the ranks, and what of it stands for this rank's own values.
+
+    To be used before the next exchange of the same tensors begins, which may write into the same memory.
+    """
 
     average: torch.Tensor
     own: torch.Tensor

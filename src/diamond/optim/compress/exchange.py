@@ -18,21 +18,31 @@ from diamond.optim.compress.two_step import in_two_steps
 
 def exchange_for(compress: Compress, warm: dict[str, torch.Tensor]) -> Exchange:
     """`warm` keeps what PowerSGD begins the next step with."""
-    name, number = compress.method
+    name, number, code = compress.method
     if name == "none":
         return Untouched()
     if name == "powersgd":
-        return PowerSGD(int(number), warm)
+        return PowerSGD(int(number), warm, thin=_thin(code, compress))
     if name == "int":
         quantised = Quantised(int(number), chunk=compress.chunk, nearest=compress.remembers)
         return Coded(quantised, two_step_from=compress.two_step_from)
     codecs: dict[str, Codec] = {
         "bf16": Half(torch.bfloat16),
         "fp16": Half(torch.float16),
-        "topk": TopK(number),
+        "topk": TopK(number, bits=int(code[3:]) if code else 0),
         "randomk": RandomK(number, unbiased=not compress.remembers),
     }
     return Summed(codecs[name]) if codecs[name].summable else Coded(codecs[name])
+
+
+def _thin(code: str, compress: Compress) -> Exchange:
+    """How PowerSGD's factors travel. To the nearest: its way to compress is biased as it is."""
+    if not code:
+        return Untouched()
+    if code == "bf16":
+        return Summed(Half(torch.bfloat16))
+    quantised = Quantised(int(code[3:]), chunk=compress.chunk, nearest=True)
+    return Coded(quantised, two_step_from=compress.two_step_from)
 
 
 class Untouched:

@@ -1,4 +1,4 @@
-"""What could not be sent yet, of every parameter, kept for the next step."""
+"""What could not be sent yet, of every parameter, kept for the next step; and room that every step writes anew."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ import torch
 
 from diamond.optim.compress.codec import Layout
 from diamond.optim.errors import OptimError
+
+
+class Room:
+    """Where to write, the same in every step: on a CPU fresh memory costs more than a product of thin matrices."""
+
+    def __init__(self) -> None:
+        self._by_names: dict[tuple[str, ...], torch.Tensor] = {}
+
+    def like(self, flat: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Of that shape, with anything in it. A layout is on its way once at a time, and has one."""
+        room = self._by_names.get(layout.names)
+        if room is not None and room.shape == flat.shape and room.device == flat.device:
+            return room
+        moved = set(layout.names)
+        self._by_names = {names: one for names, one in self._by_names.items() if moved.isdisjoint(names)}
+        room = self._by_names[layout.names] = torch.empty_like(flat)
+        return room
 
 
 class ErrorMemory:

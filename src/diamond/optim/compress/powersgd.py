@@ -2,16 +2,22 @@
 
 Two rounds: P = M·Q summed over the ranks and made orthonormal, then Q = Mᵀ·P summed. All matrices of a buffer travel
 together. Vectors, and matrices that two factors do not make shorter, are sent as they are with the first round.
+
+Another exchange carries these thin factors, so that they may travel in few bits. P only has to span a subspace; what
+is lost of Q is lost of M, and the error memory sees it. The columns of Q grow with the singular values, which would
+leave the small ones no bits; all ranks know how long they were in the last step, and divide by that.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import NamedTuple
 
 import torch
 
-from diamond.optim.compress.codec import Dice, Layout, Rebuilt, Rounds, Send
+from diamond.optim.compress.codec import Dice, Exchange, Layout, Rebuilt, Rounds, Send
+from diamond.optim.compress.memory import Room
 
 _WEAK = 1e-6  # columns this small against the largest are begun anew
 _DEPENDENT = 1e-12  # what is left of a column's squared length when rounding to float32 is all that is left
@@ -29,12 +35,23 @@ class Matrix(NamedTuple):
     rank: int
 
 
-class PowerSGD:
-    """`warm` holds the last Q of every matrix by name, and belongs to whoever saves it."""
+class Start(NamedTuple):
+    """Where the power method goes on: columns of length one, and how long they were."""
 
-    def __init__(self, rank: int, warm: dict[str, torch.Tensor]) -> None:
-        self.rank, self.warm = rank, warm
+    unit: torch.Tensor
+    size: torch.Tensor
+
+    def factor(self) -> torch.Tensor:
+        return self.unit * self.size
+
+
+class PowerSGD:
+    """`warm` holds the last Q of every matrix by name, and belongs to whoever saves it. `thin` carries the factors."""
+
+    def __init__(self, rank: int, warm: dict[str, torch.Tensor], *, thin: Exchange) -> None:
+        self.rank, self.warm, self.thin = rank, warm, thin
         self._fresh: dict[tuple[str, int], torch.Tensor] = {}
+        self._for_average, self._for_own = Room(), Room()
 
     def matrices(self, layout: Layout) -> list[Matrix]:
         """Those worth it. A tensor of more dimensions is a matrix of its first against the rest."""
@@ -51,21 +68,27 @@ class PowerSGD:
     def reduce(self, flat: torch.Tensor, layout: Layout, dice: Dice, world: int) -> Rounds:
         found = self.matrices(layout)
         views = [_view(flat, one) for one in found]
-        old = [self._begin(one.name, one, one.columns, dice) for one in found]
-        lefts = [view @ q for view, q in zip(views, old, strict=True)]
-        plain = _others(flat, found)
-        total = yield Send("sum", _joined([*lefts, plain], flat))
-        lefts = orthonormal(_parted(total, [left.shape for left in lefts]))
-        came_plain = total[sum(left.numel() for left in lefts) :] / world
-        rights = [view.T @ left for view, left in zip(views, lefts, strict=True)]
-        own_rights = [right.clone() for right in rights]
+        starts = _upright([self._start(one.name, one, one.columns, dice) for one in found])
+        lefts = [view @ start.unit / start.size for view, start in zip(views, starts, strict=True)]
+        first = yield from self.thin.reduce(
+            _joined([*lefts, _others(flat, found)], flat), _layout_of(found, lefts, layout), dice, world
+        )
+        lefts = orthonormal(_parted(first.average, [left.shape for left in lefts]))
+        rights = [view.T @ left / start.size for view, left, start in zip(views, lefts, starts, strict=True)]
+        own_rights = rights
         if rights:
-            total = yield Send("sum", _joined(rights, flat))
-            rights = [one / world for one in _parted(total, [right.shape for right in rights])]
-        for one, before, right in zip(found, old, rights, strict=True):
-            self._keep(one.name, before, right)
-        average = _whole(flat, found, lefts, rights, came_plain)
-        return Rebuilt(average, _whole(flat, found, lefts, own_rights, plain))
+            shapes = [right.shape for right in rights]
+            second = yield from self.thin.reduce(_joined(rights, flat), _layout_of(found, rights), dice, world)
+            rights, own_rights = (
+                [part * start.size for part, start in zip(_parted(both, shapes), starts, strict=True)]
+                for both in (second.average, second.own)
+            )
+        for one, start, right in zip(found, starts, rights, strict=True):
+            self._keep(one.name, start, right)
+        done = sum(left.numel() for left in lefts)
+        average = _whole(self._for_average.like(flat, layout), found, lefts, rights, first.average[done:])
+        own = _whole(self._for_own.like(flat, layout), found, lefts, own_rights, first.own[done:])
+        return Rebuilt(average, own)
 
     def scatter(self, rows: torch.Tensor, layout: Layout, dice: Dice, world: int) -> Rounds:
         """Row by row the same, but the second factor goes only to the rank whose row it is.
@@ -73,49 +96,92 @@ class PowerSGD:
         So all know the first factor alone, and begin the next step with it: on the other side of the matrix.
         """
         found, flipped = self.matrices(layout), bool(dice.step % 2)
-        names = [[f"{one.name}@{part}" for one in found] for part in range(world)]
         views = [[_view(row, one).T if flipped else _view(row, one) for one in found] for row in rows]
-        lefts: list[list[torch.Tensor]] = [[] for _ in range(world)]
-        if found:
-            old = [
-                [self._begin(name, one, view.shape[1], dice, part) for name, one, view in zip(*of_row, strict=True)]
-                for part, of_row in enumerate(zip(names, [found] * world, views, strict=True))
-            ]
-            first = [view @ q for of_row in zip(views, old, strict=True) for view, q in zip(*of_row, strict=True)]
-            total = yield Send("sum", _joined(first, rows))
-            good = orthonormal(_parted(total, [one.shape for one in first]))
-            lefts = [good[part * len(found) : (part + 1) * len(found)] for part in range(world)]
-            for part in range(world):
-                for name, before, left in zip(names[part], old[part], lefts[part], strict=True):
-                    self._keep(name, before, left)
-        rights = [
-            [view.T @ left for view, left in zip(*of_row, strict=True)] for of_row in zip(views, lefts, strict=True)
+        starts = [
+            _upright(
+                [
+                    self._start(_of_row(one, part), one, view.shape[1], dice, part)
+                    for one, view in zip(found, of_row, strict=True)
+                ]
+            )
+            for part, of_row in enumerate(views)
         ]
-        plain = [_others(row, found) for row in rows]
-        sent = torch.stack([_joined([*right, rest], rows) for right, rest in zip(rights, plain, strict=True)])
-        came = (yield Send("scatter", sent)).sum(0) / world
-        mine = _parted(came, [right.shape for right in rights[0]])
-        rest = came[sum(one.numel() for one in mine) :]
-        average = _whole(rows[0], found, lefts[dice.rank], mine, rest, flipped)
-        own = [_whole(rows[part], found, lefts[part], rights[part], plain[part], flipped) for part in range(world)]
-        return Rebuilt(average, torch.stack(own))
+        lefts = (yield from self._firsts(views, starts, found, dice, world)) if found else [[] for _ in rows]
+        rights = [
+            [view.T @ left / start.size for view, left, start in zip(*of_row, strict=True)]
+            for of_row in zip(views, lefts, starts, strict=True)
+        ]
+        sent = torch.stack(
+            [_joined([*right, _others(row, found)], rows) for right, row in zip(rights, rows, strict=True)]
+        )
+        came = yield from self.thin.scatter(sent, _layout_of(found, rights[0], layout), dice, world)
 
-    def _begin(self, name: str, one: Matrix, length: int, dice: Dice, part: int = 0) -> torch.Tensor:
+        def whole(flat: torch.Tensor, part: int) -> torch.Tensor:
+            mine = _parted(flat, [right.shape for right in rights[part]])
+            scaled = [one * start.size for one, start in zip(mine, starts[part], strict=True)]
+            rest = flat[sum(one.numel() for one in mine) :]
+            return _whole(torch.empty_like(rows[part]), found, lefts[part], scaled, rest, flipped)
+
+        own = torch.stack([whole(came.own[part], part) for part in range(world)])
+        return Rebuilt(whole(came.average, dice.rank), own)
+
+    def _firsts(
+        self, views: list[list[torch.Tensor]], starts: list[list[Start]], found: list[Matrix], dice: Dice, world: int
+    ) -> Generator[Send, torch.Tensor, list[list[torch.Tensor]]]:
+        """The first factors of all rows, in one round."""
+        pairs = [pair for of_row in zip(views, starts, strict=True) for pair in zip(*of_row, strict=True)]
+        products = [view @ start.unit / start.size for view, start in pairs]
+        came = yield from self.thin.reduce(
+            _joined(products, products[0]), _layout_of(found * world, products), dice, world
+        )
+        sums = _parted(came.average, [one.shape for one in products])
+        good, count = orthonormal(sums), len(found)
+        for at, (one, left) in enumerate(zip(sums, good, strict=True)):
+            start = pairs[at][1]
+            self._keep(_of_row(found[at % count], at // count), start, left * (one.norm(dim=0) * start.size))
+        return [good[part * count : (part + 1) * count] for part in range(world)]
+
+    def _start(self, name: str, one: Matrix, length: int, dice: Dice, part: int = 0) -> Start:
         """The last factor. A column that has vanished would never come back, and is begun anew."""
         if (name, length) not in self._fresh:
-            self._fresh[name, length] = dice.normal(one.key, length, one.rank, purpose=part)
+            fresh = dice.normal(one.key, length, one.rank, purpose=part)
+            self._fresh[name, length] = fresh / fresh.norm(dim=0)
         fresh, kept = self._fresh[name, length], self.warm.get(name)
         if kept is None or kept.shape != fresh.shape:
-            return fresh
+            return Start(fresh, fresh.new_ones(one.rank))
         size = kept.norm(dim=0)
-        return torch.where(size > _WEAK * size.max(), kept, fresh)
+        good, most = size > _WEAK * size.max(), size.max()
+        size = torch.where(good, size, torch.where(most > 0, most, torch.ones_like(most)))
+        return Start(torch.where(good, kept / size, fresh), size)
 
-    def _keep(self, name: str, before: torch.Tensor, now: torch.Tensor) -> None:
+    def _keep(self, name: str, start: Start, now: torch.Tensor) -> None:
         """What is not finite belongs to a step that nobody takes."""
-        if now.shape == before.shape:
-            self.warm[name] = torch.where(torch.isfinite(now).all(), now, before)
+        if now.shape == start.unit.shape:
+            self.warm[name] = torch.where(torch.isfinite(now).all(), now, start.factor())
         else:
             self.warm[name] = torch.nan_to_num(now, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _upright(starts: list[Start]) -> list[Start]:
+    """With columns made orthonormal. P spans the same, but its columns come out nearly orthogonal: otherwise the large
+    singular vectors would be in all of them, and few bits would be spent on those again and again."""
+    units = orthonormal([start.unit for start in starts])
+    return [Start(unit, start.size) for unit, start in zip(units, starts, strict=True)]
+
+
+def _of_row(one: Matrix, part: int) -> str:
+    return f"{one.name}@{part}"
+
+
+def _layout_of(found: list[Matrix], thin: list[torch.Tensor], layout: Layout | None = None) -> Layout:
+    """Of thin factors, and of what is no matrix in `layout` after them."""
+    matrices, whole = {one.name for one in found}, layout or Layout((), (), ())
+    others = [at for at, name in enumerate(whole.names) if name not in matrices]
+    return Layout(
+        (*(one.name for one in found), *(whole.names[at] for at in others)),
+        (*(one.key for one in found), *(whole.keys[at] for at in others)),
+        (*(tuple(one.shape) for one in thin), *(whole.shapes[at] for at in others)),
+    )
 
 
 def orthonormal(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -168,15 +234,14 @@ def _parted(flat: torch.Tensor, shapes: list[torch.Size]) -> list[torch.Tensor]:
 
 
 def _whole(
-    like: torch.Tensor,
+    flat: torch.Tensor,
     found: list[Matrix],
     lefts: list[torch.Tensor],
     rights: list[torch.Tensor],
     plain: torch.Tensor,
     flipped: bool = False,
 ) -> torch.Tensor:
-    """The buffer of P·Qᵀ and of what was sent as it is."""
-    flat = torch.empty_like(like)
+    """`flat` filled with P·Qᵀ and with what was sent as it is."""
     for one, left, right in zip(found, lefts, rights, strict=True):
         torch.matmul(right if flipped else left, (left if flipped else right).T, out=_view(flat, one))
     begin = 0

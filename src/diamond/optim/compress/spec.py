@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 from diamond.optim.errors import OptimError
 
-GRADS = ("none", "bf16", "fp16", "powersgd:RANK", "topk:FRACTION", "randomk:FRACTION", "int8", "int4", "int2", "int1")
+GRADS = (
+    "none", "bf16", "fp16", "powersgd:RANK", "powersgd:RANK:CODE", "topk:FRACTION", "topk:FRACTION:CODE",
+    "randomk:FRACTION", "int8", "int4", "int2", "int1",
+)  # fmt: skip
+CODES = {"powersgd": ("bf16", "int8"), "topk": ("int8", "int4")}
 FACTORS = ("none", "tri", "bf16-tri", "int8-tri", "filtered8-tri", "filtered4-tri")
 # Of these a part of the gradient is lost in every step, always the same way, unless it is kept for a later one.
 _LOSSY = ("powersgd", "topk", "randomk")
@@ -15,10 +19,12 @@ _MOST_RANK = 4096
 
 
 class Method(NamedTuple):
-    """A way to send gradients: its name and its number (a rank, a fraction, bits; 0 where it has none)."""
+    """A way to send gradients: its name, its number (a rank, a fraction, bits; 0 where it has none), and as what the
+    numbers travel that it sends ("": as float32)."""
 
     name: str
     number: float = 0.0
+    code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +32,13 @@ class Compress:
     """How gradients and factors are sent.
 
     Attributes:
-        grad: one of `GRADS`, for example "powersgd:4" or "topk:0.01".
+        grad: one of `GRADS`, for example "powersgd:16:int8" or "topk:0.05:int4". CODE is as what the numbers travel:
+            bf16 or int8 for the factors of powersgd, int8 or int4 for the values of topk; float32 without.
         factor: one of `FACTORS`, how the factors of K-FAC are sent.
         error_feedback: what a step could not send is added to the next one. None: where the method needs it (powersgd,
             topk, randomk). With it, intN rounds to the nearest level instead of at random, because an error memory
             stays bounded only where the error is smaller than the value; and randomk does not scale its values up.
+        start_after: so many steps are sent as they are before compression begins.
         chunk: intN: how many values share a scale; a multiple of 8.
         two_step_from: intN: from this many ranks on, each rank averages a share and sends that on (all-to-all, then
             all-gather), so that the bytes a rank sends do not grow with the number of ranks.
@@ -41,6 +49,7 @@ class Compress:
     grad: str = "none"
     factor: str = "none"
     error_feedback: bool | None = None
+    start_after: int = 0
     chunk: int = 512
     two_step_from: int = 4
     report_every: int = 50
@@ -51,6 +60,7 @@ class Compress:
         check_factor(self.factor)
         if self.error_feedback not in (None, True, False):
             raise OptimError(f"error_feedback={self.error_feedback!r} is neither True, False nor None; leave it out")
+        _check_count("start_after", self.start_after, least=0)
         _check_count("chunk", self.chunk, least=8)
         if self.chunk % 8:
             raise OptimError(f"chunk={self.chunk} is no multiple of 8; give for example chunk=512")
@@ -78,14 +88,17 @@ def read_grad(text: Any) -> Method:
     if not isinstance(text, str):
         raise _unknown("grad", text, GRADS, "topk:0.01")
     name, colon, number = text.partition(":")
+    number, second_colon, code = number.partition(":")
     if name in ("none", "bf16", "fp16") and not colon:
         return Method(name)
     if name in ("int8", "int4", "int2", "int1") and not colon:
         return Method("int", float(name[3:]))
+    if second_colon and code not in CODES.get(name, ()):
+        raise _no_such_code(text, name)
     if name == "powersgd":
-        return Method(name, _rank(text, number))
+        return Method(name, _rank(text, number), code)
     if name in ("topk", "randomk"):
-        return Method(name, _fraction(text, name, number))
+        return Method(name, _fraction(text, name, number), code)
     raise _unknown("grad", text, GRADS, "topk:0.01")
 
 
@@ -97,6 +110,16 @@ def check_factor(text: Any) -> str:
     if not isinstance(text, str) or text not in FACTORS:
         raise _unknown("factor", text, FACTORS, "bf16-tri")
     return text
+
+
+def _no_such_code(text: str, name: str) -> OptimError:
+    if name not in CODES:
+        return _unknown("grad", text, GRADS, "topk:0.01")
+    number = {"powersgd": "16", "topk": "0.05"}[name]
+    return OptimError(
+        f"grad={text!r}: what {name} sends travels as float32, or as {' or '.join(CODES[name])}; "
+        f'for example grad="{name}:{number}:int8"'
+    )
 
 
 def _rank(text: str, number: str) -> float:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from diamond.optim.compress.codec import Dice, Layout
 from diamond.optim.compress.collectives import Flight
 from diamond.optim.compress.counting import Count, ErrorMeter, RelativeError
-from diamond.optim.compress.exchange import exchange_for
-from diamond.optim.compress.memory import ErrorMemory
+from diamond.optim.compress.exchange import Untouched, exchange_for
+from diamond.optim.compress.memory import ErrorMemory, Room
 from diamond.optim.compress.spec import Compress
 from diamond.optim.errors import OptimError
 
@@ -32,6 +32,8 @@ class Wire:
         self._memory = ErrorMemory()
         self._warm: dict[str, torch.Tensor] = {}
         self._exchange = exchange_for(compress, self._warm)
+        self._uncompressed = Untouched()
+        self._room = Room()
         self._meter = ErrorMeter()
 
     # ---- what it reports ---------------------------------------------------------------------------------------------
@@ -100,24 +102,32 @@ class Wire:
         world = group.size()
         self.count.add_plain("grad", buffer.numel() * buffer.element_size(), how, world)
         dice = Dice(self.compress.seed, step=self.steps.get(site, 0), rank=group.rank(), device=buffer.device)
-        memory = self._memory.flat(whole, buffer.device) if self.compress.remembers else None
-        if self.compress.method.name == "none":
+        compressed = self._compresses(dice.step)
+        memory = self._memory.flat(whole, buffer.device) if self.compress.remembers and compressed else None
+        exchange = self._exchange if compressed else self._uncompressed
+        if not compressed:
             wanted = buffer
+        elif memory is None:
+            wanted = buffer.to(torch.float32, copy=True)
         else:
-            wanted = buffer.to(torch.float32, copy=True) if memory is None else memory + buffer
+            wanted = torch.add(memory, buffer, out=self._room.like(memory, whole))
+        if compressed:
             spread(nothing_or_nan(buffer), wanted)
         if scatter:
-            rounds = self._exchange.scatter(wanted.view(world, -1), layout, dice, world)
+            rounds = exchange.scatter(wanted.view(world, -1), layout, dice, world)
         else:
-            rounds = self._exchange.reduce(wanted, layout, dice, world)
+            rounds = exchange.reduce(wanted, layout, dice, world)
         meter = self._meter if self._measures(dice.step) else None
         return Passage(Flight(rounds, group, self.count, "grad"), wanted, memory, meter, dice.step)
 
     def step_done(self, site: str) -> None:
         self.steps[site] = self.steps.get(site, 0) + 1
 
+    def _compresses(self, step: int) -> bool:
+        return self.compress.method.name != "none" and step >= self.compress.start_after
+
     def _measures(self, step: int) -> bool:
-        return self.compress.method.name != "none" and step % self.compress.report_every == 0
+        return self._compresses(step) and step % self.compress.report_every == 0
 
 
 class Passage:
@@ -142,7 +152,9 @@ class Passage:
         rebuilt = self._flight.finish()
         spoiled = nothing_or_nan(rebuilt.average)
         if self._memory is not None or self._meter is not None:
-            lost = self._wanted.view(-1) - rebuilt.own.reshape(-1)
+            wanted, own = self._wanted.view(-1), rebuilt.own.reshape(-1)
+            # In place where nobody needs it any more, because fresh memory is slow.
+            lost = wanted - own if self._meter is not None else wanted.sub_(own)
             if self._memory is not None:
                 replace_if_finite(self._memory, lost, spoiled + nothing_or_nan(lost))
             if self._meter is not None:

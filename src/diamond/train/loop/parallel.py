@@ -94,7 +94,13 @@ def blocks(model: nn.Module) -> Iterable[nn.Module]:
 
 
 def follow(optimizer: torch.optim.Optimizer, before: dict[int, str], model: nn.Module) -> None:
-    """Sharding replaced the parameters; the optimizer was made with the old ones."""
+    """The model is spread by now, and sharding replaced its parameters; the optimizer was made with the old ones."""
+    rebind = getattr(optimizer, "rebind", None)
+    if callable(rebind):  # it has more than groups of parameters, and knows itself what to do (diamond.optim.KFAC does)
+        rebind(model)
+        return
+    if not isinstance(model, FSDPModule):
+        return
     now = dict(model.named_parameters())
     for group in optimizer.param_groups:
         unknown = [one for one in group["params"] if id(one) not in before]

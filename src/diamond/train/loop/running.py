@@ -229,8 +229,7 @@ class Run:
             elif isinstance(one, torch.optim.Optimizer):
                 if self._kept.optimizer is not None:
                     raise TrainError("prepare() was given two optimizers", hint="put their parameters in groups of one")
-                if self._kind in ("fsdp", "hybrid"):
-                    parallel.follow(one, before, model)
+                parallel.follow(one, before, model)
                 self._kept.optimizer = one
                 made.append(one)
             elif isinstance(one, DataLoader):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from diamond.optim.blocks import CONV, CONV_TRANSPOSE, EMBEDDING, LINEAR, NORM, Block, discover, unwrapped
+from diamond.optim.pieces import LARGEST, chosen
 
 _KINDS = {
     LINEAR: "linear map",
@@ -84,11 +85,12 @@ def coverage(model: nn.Module, blocks: Sequence[Block] | None = None) -> Coverag
 
     Args:
         model: before or after DDP and torch.compile.
-        blocks: those of an optimizer (`opt.blocks`), which knows what was excluded; found in the model if left out.
+        blocks: those of an optimizer (`opt.blocks`), which knows what was excluded and split; found in the model if
+            left out.
     """
     root = unwrapped(model)
     known = discover(root)
-    used = known if blocks is None else list(blocks)
+    used = chosen(known, (), LARGEST) if blocks is None else list(blocks)
     taken = {id(one): block for block in used for one in block.parameters()}
     excluded = {id(one) for block in known for one in block.parameters()} - taken.keys()
     tables = {id(one.weight) for one in root.modules() if isinstance(one, nn.Embedding)}
@@ -101,7 +103,7 @@ def coverage(model: nn.Module, blocks: Sequence[Block] | None = None) -> Coverag
         module = modules[path]
         block = taken.get(id(parameter))
         if block is not None:
-            why = _KINDS[block.kind]
+            why = _KINDS[block.kind] + _pieces(block)
         elif id(parameter) in excluded:
             why = "excluded"
         else:
@@ -117,7 +119,15 @@ def coverage(model: nn.Module, blocks: Sequence[Block] | None = None) -> Coverag
     return found
 
 
+def _pieces(block: Block) -> str:
+    split = (("outputs", block.g_pieces), ("inputs", block.a_pieces))
+    return "".join(f", {side} split in {number}" for side, number in split if number > 1)
+
+
 def _why_not(module: nn.Module, own: str, tables: set[int]) -> str:
+    parameter = module._parameters.get(own)
+    if parameter is not None and parameter.is_complex():
+        return "complex numbers"
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)) and own == "bias":
         return "a transposed convolution's bias is no column of its weight"
     if isinstance(module, nn.MultiheadAttention):
