@@ -110,11 +110,6 @@ def seconds(call: Callable[[], Any], times: int) -> list[float]:
     return found
 
 
-def in_a_row(call: Callable[[], Any], times: int) -> float:
-    """Seconds of one of them, when none waits for the GPU, as in a training."""
-    return seconds(lambda: [call() for _ in range(times)], 1)[0] / times
-
-
 def synchronize() -> None:
     if CUDA:
         torch.cuda.synchronize()
@@ -160,8 +155,8 @@ def one(
     optimizer._calm = 10**6
     optimizer._factors_at = optimizer._inverses_at = optimizer._lengths_at = optimizer.steps
     optimizer._curving.arm(again=True)
-    whole = in_a_row(second, 8 if quick else chosen.inverse_every)
-    again = in_a_row(plain, 8 if quick else 50)
+    period = seconds(second, 8 if quick else chosen.inverse_every)
+    whole, again = sum(period) / len(period), median(seconds(plain, times))
     optimizer.zero_grad()
     bench.add(f"{name}: K-FAC's step, mean over a period of {chosen.inverse_every}", whole * 1e3, "ms", "lower",
               peer={"AdamW": round(again * 1e3, 3)})  # fmt: skip
