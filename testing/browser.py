@@ -4,8 +4,9 @@ and what keeps somebody with a screen reader out."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import pytest
 from testing.people import PASSWORD
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+WIDTHS = (400, 1280)
 _WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
@@ -25,12 +27,27 @@ def running_chromium() -> Iterator[Any]:
     if not CHROMIUM:
         pytest.skip("needs a browser: chromium or google-chrome on PATH")
     quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with sync_api.sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright, pytest.MonkeyPatch.context() as patch:
+        for action in ("click", "press"):
+            patch.setattr(sync_api.Locator, action, _arriving(getattr(sync_api.Locator, action)))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def _arriving(action: Callable[..., None]) -> Callable[..., None]:
+    """The same, back when the page it led to is all there: by itself it is back when that has only begun to come, and
+    whoever counts or reads at once meets half of it."""
+
+    @wraps(action)
+    def whole(locator: Any, *args: Any, **how: Any) -> None:
+        action(locator, *args, **how)
+        if not locator.page.is_closed():
+            locator.page.wait_for_load_state("domcontentloaded")
+
+    return whole
 
 
 class Visitor:
@@ -96,7 +113,8 @@ class Visitor:
         """No violation of WCAG 2.2 A and AA that axe-core finds on the page as it is now."""
         from axe_playwright_python.sync_playwright import Axe
 
-        found = Axe().run(self.page, options={"runOnly": {"type": "tag", "values": _WCAG}}).response
+        asked = {"runOnly": {"type": "tag", "values": _WCAG}, "resultTypes": ["violations"]}  # the rest only in numbers
+        found = Axe().run(self.page, options=asked).response
         broken = [
             f"{each['id']} ({each['help']}): {[node['html'][:160] for node in each['nodes'][:3]]}"
             for each in found["violations"]
@@ -107,6 +125,13 @@ class Visitor:
         """The page itself does not scroll sideways."""
         wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, f"{self.page.url} is {wide} px too wide"
+
+    def check_looks(self, *, height: int = 900) -> None:
+        """For everybody, on a small and on a large screen; the page then is as wide as the large one."""
+        for width in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": height})
+            self.check_accessible()
+            self.check_width()
 
     def shoot(self, path: Path) -> None:
         self.page.screenshot(path=path, full_page=True)

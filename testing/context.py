@@ -35,9 +35,10 @@ class Clock:
         self.now += seconds
 
 
-def make_context(url: str, folder: Path, clock: Clock | None = None) -> Context:
-    db = Database(url)
-    db.migrate()
+def make_context(url: str, folder: Path, clock: Clock | None = None, *, has_schema: bool = False) -> Context:
+    db = Database(url, sqlite_synchronous="OFF")  # processes are killed here, machines are not
+    if not has_schema:
+        db.migrate()
     home = Home(folder / "home")
     home.make()
     streams = StreamStore(home.server / "streams")

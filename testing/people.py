@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from diamond.core.home import ClientConfig, Home
 from diamond.core.tls import client_context
+from diamond.server.services import passwords
 from testing.waiting import eventually
 
 PASSWORD = "correct horse battery staple"  # noqa: S105 - of people in tests
@@ -22,6 +26,17 @@ _SETUP_CODE = re.compile(r"setup code: (\S+)")
 def cheap_hasher() -> PasswordHash:
     """The same hashes with little work, for suites that check passwords by the hundred."""
     return PasswordHash((Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1),))
+
+
+@contextmanager
+def cheap_passwords() -> Iterator[None]:
+    """Ended before whatever comes next: what is left behind would weaken the passwords of another suite."""
+    hasher = cheap_hasher()
+    nobodys = hasher.hash("of nobody")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "_hasher", lambda: hasher)
+        patch.setattr(passwords, "_nobodys", lambda: nobodys)
+        yield
 
 
 def printed_code(log: Path) -> str:

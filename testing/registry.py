@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+_OCI_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
 
 class SavedImage:
@@ -63,11 +64,33 @@ class SavedImage:
         name = f"{_digest(self.config).partition(':')[2]}.json"
         manifest = [{"Config": name, "RepoTags": ["team/base:1"], "Layers": ["layer.tar"]}]
         files = {name: self.config, "layer.tar": self.tar, "manifest.json": json.dumps(manifest).encode()}
-        with tarfile.open(path, "w") as archive:
-            for name, data in files.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+        _write_tar(path, files)
+
+    def write_oci_archive(self, path: Path) -> None:
+        """As `podman save --format=oci-archive` writes it."""
+        described = {
+            "schemaVersion": 2,
+            "mediaType": _OCI_TYPE,
+            "config": _described(self.config, "application/vnd.oci.image.config.v1+json"),
+            "layers": [_described(self.layer, "application/vnd.oci.image.layer.v1.tar+gzip")],
+        }
+        manifest = json.dumps(described).encode()
+        index = {"schemaVersion": 2, "manifests": [_described(manifest, _OCI_TYPE)]}
+        blobs = {f"blobs/sha256/{_digest(data)[7:]}": data for data in (self.config, self.layer, manifest)}
+        layout = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": json.dumps(index).encode()}
+        _write_tar(path, layout | blobs, folders=("blobs", "blobs/sha256"))
+
+
+def _write_tar(path: Path, files: Mapping[str, bytes], folders: Sequence[str] = ()) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name in folders:  # without which Apptainer, which makes none, cannot unpack what is in them
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(info)
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
 
 
 def _digest(data: bytes) -> str:

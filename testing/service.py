@@ -18,6 +18,7 @@ import httpx
 from diamond.agent.processes import is_running
 from diamond.core.home import ClientConfig, Home
 from diamond.core.rundir import RunDir, read_process_mark
+from diamond.core.states import TaskState
 from diamond.core.tls import client_context
 from diamond.sdk.client import Client
 from testing import people
@@ -118,6 +119,11 @@ class Service:
                 return any(endpoint.online for endpoint in client.endpoints.list())
 
         eventually(online, within_s=30, what=f"the agent is online\n{self.log_tail('agent.log')}")
+
+    def wait_for_task(self, ref: str, state: TaskState) -> None:
+        """Asks with the SDK: a process of the command line for every look would keep the machine from its work."""
+        with self.client() as client:
+            eventually(lambda: client.tasks.resolve(ref).state is state, what=f"{ref} is {state}")
 
     def client(self) -> Client:
         config = ClientConfig.load(self.home)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from diamond.server.services import bootstrap
 from diamond.server.services.context import Context
-from testing import postgres
+from testing import postgres, schema
 from testing.context import Clock, make_context
 from testing.minihpc.fixtures import old_site, site  # noqa: F401 - fixtures for every suite
 
@@ -43,19 +43,28 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind; the contract of the store holds on both."""
+    """An empty database of each kind, for a `ctx` with the schema in it; the contract of the store holds on both."""
     if request.param == "sqlite":
+        if _wants_schema(request):
+            schema.write_sqlite(tmp_path / "diamond.db")
         yield f"sqlite:///{tmp_path}/diamond.db"
         return
     admin_url = sa.make_url(request.getfixturevalue("postgres_server")).set(drivername="postgresql+psycopg")
     admin = sa.create_engine(admin_url, isolation_level="AUTOCOMMIT")
     name = f"test_{next(_numbers)}"
-    with admin.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    if _wants_schema(request):
+        schema.make_postgresql(admin, name, template="prepared")
+    else:
+        with admin.connect() as connection:
+            connection.execute(sa.text(f"CREATE DATABASE {name}"))
     yield admin_url.set(database=name).render_as_string(hide_password=False)
     with admin.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
+
+
+def _wants_schema(request: pytest.FixtureRequest) -> bool:
+    return "ctx" in request.fixturenames
 
 
 @pytest.fixture
@@ -64,9 +73,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ctx(database_url: str, tmp_path: Path, clock: Clock) -> Iterator[Context]:
+def ctx(request: pytest.FixtureRequest, database_url: str, tmp_path: Path, clock: Clock) -> Iterator[Context]:
     """A server's insides over each kind of database, with a clock that tests move."""
-    context = make_context(database_url, tmp_path, clock)
+    context = make_context(database_url, tmp_path, clock, has_schema=_wants_schema(request))
     yield context
     context.db.close()
 

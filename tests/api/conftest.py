@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from tests.api.installation import Installation, KeptDatabase, KeptFile, cheap_passwords, installed
+from testing.people import cheap_passwords
+from tests.api.installation import Installation, KeptDatabase, KeptFile, installed
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-import pytest
 import sqlalchemy as sa
 
 from diamond.core.accounts import ALL_SCOPES, Scope
@@ -29,13 +28,13 @@ from diamond.core.wire import Report, StreamChunk
 from diamond.server.app import create_app
 from diamond.server.hub import Hub
 from diamond.server.main import make_context, open_database
-from diamond.server.services import accounts, agents, bootstrap, codes, passwords, sessions, tokens
+from diamond.server.services import accounts, agents, bootstrap, codes, sessions, tokens
 from diamond.server.services.context import Context
 from diamond.server.settings import Settings, load_settings
 from diamond.server.store.identity_models import IdentityRow
 from diamond.server.store.models import UserRow
 from testing.image_agent import ImageAgent
-from testing.people import PASSWORD, cheap_hasher
+from testing.people import PASSWORD, cheap_passwords
 
 ROLES = ("anonymous", "user", "administrator", "agent")
 RECIPE: dict[str, Any] = {"name": "env", "base": "docker://python:3.13-slim", "pip": ["numpy"], "test": "true"}
@@ -297,12 +296,3 @@ def installed(home: Path, kept: Kept, **settings: Any) -> Iterator[Installation]
         yield made
     finally:
         made.close()
-
-
-@contextmanager
-def cheap_passwords() -> Iterator[None]:
-    """Ended before whatever comes next: what is left behind would weaken the passwords of another suite."""
-    hasher = cheap_hasher()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "_hasher", lambda: hasher)
-        yield

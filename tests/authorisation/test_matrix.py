@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from diamond.core.accounts import Scope
 from diamond.server.api.documents import document
+from testing.people import cheap_passwords
 from tests.authorisation.requests import REQUESTS, Request
 from tests.authorisation.world import PEOPLE, Answer, World, csrf_of, instance_header, make_world, session_cookie
 
@@ -143,8 +144,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DIAMOND_URL", "DIAMOND_TOKEN", "DIAMOND_HOME"):
             patch.delenv(name, raising=False)
-        made = make_world(tmp_path_factory.mktemp("matrix"))
-        yield made
+        with cheap_passwords():
+            made = make_world(tmp_path_factory.mktemp("matrix"))
+            yield made
         made.ctx.db.close()
 
 

@@ -60,6 +60,7 @@ from diamond.server.services.context import Context
 from diamond.server.settings import load_settings
 from diamond.server.store.identity_models import IdentityRow
 from diamond.server.store.models import UserRow
+from testing import schema
 from testing.context import Clock
 from testing.image_agent import ImageAgent
 from testing.people import PASSWORD
@@ -209,7 +210,7 @@ def make_world(folder: Path) -> World:
     settings.home_dir.make()
     settings.home_dir.server.mkdir()
     database = open_database(settings)
-    database.migrate()
+    schema.give(database)
     hub = Hub()
     # Time stands still, so that an agent which was heard of at the beginning is online to the end.
     # Owners of projects may invite here: the looser of the two ways an installation can be.

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from diamond.core.errors import DiamondError
+from diamond.core.states import TaskState
 from testing import postgres
 from testing.postgres import free_port
 from testing.service import Service
@@ -111,11 +113,11 @@ def test_exit_codes_follow_the_task(service: Service, tmp_path: Path) -> None:
     assert "7" in out
     path.write_text("name: sleeper\nrun: sleep 600\n")
     run(service, "launch", str(path), "-d")
-    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "RUNNING", what="sleeper runs")
+    service.wait_for_task("sleeper", TaskState.RUNNING)
     assert "sleeper" in run(service, "ps")
     assert "sleeper" in run(service, "queue")
     run(service, "stop", "sleeper", "-y")
-    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "CANCELLED", what="sleeper stops")
+    service.wait_for_task("sleeper", TaskState.CANCELLED)
     run(service, "gpus")
     run(service, "check")
     run(service, "events")
@@ -157,7 +159,7 @@ def test_why_a_task_waits_is_said_while_following(service: Service, tmp_path: Pa
     path.write_text("name: blocker\nrun: sleep 600\n")
     cpus = str(run_json(service, "endpoint", "show", "local")["facts"]["cpus_per_node"])
     run(service, "launch", str(path), "-d", "--cpus", cpus)
-    eventually(lambda: run_json(service, "show", "blocker")["state"] == "RUNNING", what="blocker runs")
+    service.wait_for_task("blocker", TaskState.RUNNING)
     process = subprocess.Popen(
         [sys.executable, "-m", "diamond.cli", "launch", str(path), "--cpus", cpus, "--name", "waiter"],
         env=service.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -233,7 +235,9 @@ def test_links_out_of_the_workdir_are_refused(service: Service, tmp_path: Path) 
 
 def test_ctrl_c_detaches_and_the_task_goes_on(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
-    path.write_text("name: keeps going\nrun: echo begun; sleep 3; echo finished\n")
+    path.write_text(
+        f"name: keeps going\nrun: echo begun; until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo finished\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-m", "diamond.cli", "launch", str(path)],
         env=service.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -242,11 +246,12 @@ def test_ctrl_c_detaches_and_the_task_goes_on(service: Service, tmp_path: Path) 
     while "begun" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=10)
+    rest, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "diamond logs" in rest
     assert run_json(service, "show", "keeps going")["state"] == "RUNNING"
-    eventually(lambda: run_json(service, "show", "keeps going")["state"] == "SUCCEEDED", what="it finishes")
+    (tmp_path / "go").touch()
+    service.wait_for_task("keeps going", TaskState.SUCCEEDED)
     assert "finished" in run(service, "logs", "keeps going")
 
 
@@ -275,7 +280,8 @@ def test_follow_survives_a_restart_of_everything(tmp_path: Path) -> None:
             [sys.executable, "-m", "diamond.cli", "launch", str(path), "--json"],
             env=service.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        eventually(lambda: run_json(service, "ps")["tasks"], what="it was launched")
+        with service.client() as client:
+            eventually(lambda: client.tasks.page()[0], what="it was launched")
         time.sleep(1)
         service.kill(service.server)
         service.kill(service.agent)
@@ -301,11 +307,11 @@ def test_up_and_down(tmp_path: Path) -> None:
         path = tmp_path / "t.yaml"
         path.write_text("name: long\nrun: echo one; sleep 4; echo two\n")
         run(service, "launch", str(path), "-d")
-        eventually(lambda: run_json(service, "show", "long")["state"] == "RUNNING", what="long runs")
+        service.wait_for_task("long", TaskState.RUNNING)
         run(service, "down")
         assert run(service, "ps", code=1).count("diamond up") == 1
         run(service, "up", "-d", "--port", str(service.port))
-        eventually(lambda: run_json(service, "show", "long")["state"] == "SUCCEEDED", what="long was adopted")
+        service.wait_for_task("long", TaskState.SUCCEEDED)
         assert run(service, "logs", "long") == "one\ntwo\n"
         target = tmp_path / "backup.tar.gz"
         run(service, "backup", str(target))
@@ -345,6 +351,17 @@ def test_backup_and_restore_with_postgres(tmp_path: Path) -> None:
             service.stop()
 
 
+def is_running(service: Service, name: str) -> bool:
+    """Of a service that may not be up yet, or not have heard of it."""
+    if not service.home.client_file.exists():
+        return False
+    try:
+        with service.client() as client:
+            return client.tasks.resolve(name).state is TaskState.RUNNING
+    except DiamondError:
+        return False
+
+
 def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     service = Service(tmp_path / "home")
@@ -355,11 +372,7 @@ def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     try:
-        # Before the service is up this answers with an error, which has no state.
-        show = ("show", "burgers-fno", "--json")
-        eventually(
-            lambda: json.loads(service.diamond(*show).stdout).get("state") == "RUNNING", within_s=60, every_s=0.3
-        )
+        eventually(lambda: is_running(service, "burgers-fno"), within_s=60, every_s=0.2)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody in front
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 0, out
@@ -372,6 +385,8 @@ def test_quickstart_left_by_ctrl_c_is_no_failure(tmp_path: Path) -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         if service.diamond("stop", "--all", "-y").returncode == 0:
-            eventually(lambda: not run_json(service, "ps")["tasks"], what="it has stopped")
+            with service.client() as client:
+                live = [state for state in TaskState if not state.is_final]
+                eventually(lambda: not client.tasks.page(states=live)[0], what="it has stopped")
         service.diamond("down")
         service.stop()

@@ -141,8 +141,8 @@ def test_one_pasted_line(secure: Service, login: Login) -> None:
         assert not (other.folder("cluster") / "token").exists()
 
         # Any number of starts is one agent; a killed one comes back; a stopped one does not.
-        with ThreadPoolExecutor(4) as pool:
-            said = list(pool.map(lambda _: login.agent("cluster", "start").stdout, range(4)))
+        with ThreadPoolExecutor(2) as pool:
+            said = list(pool.map(lambda _: login.agent("cluster", "start").stdout, range(2)))
         assert all("runs already" in text for text in said), said
         pid = login.status("cluster")["running"]["pid"]  # type: ignore[index]
         os.kill(pid, signal.SIGKILL)

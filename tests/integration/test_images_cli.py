@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from diamond.core.errors import Conflict
+from diamond.core.states import TaskState
 from testing.service import Service
 from testing.waiting import eventually
 from testing.wheels import make_wheel
@@ -161,11 +162,11 @@ def test_the_tour(service: Service, folder: Path, tmp_path_factory: pytest.TempP
     sleeper = folder / "sleeper.yaml"
     sleeper.write_text("name: sleeper\nrun: sleep 600\nresources: {image_id: tools}\n")
     run(service, "launch", str(sleeper), "-d")
-    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "RUNNING", what="the sleeper runs")
+    service.wait_for_task("sleeper", TaskState.RUNNING)
     refused = run(service, "image", "rm", "tools", "-y", code=1)
     assert run_json(service, "show", "sleeper")["id"] in refused
     run(service, "stop", "sleeper")
-    eventually(lambda: run_json(service, "show", "sleeper")["state"] == "CANCELLED", what="the sleeper stops")
+    service.wait_for_task("sleeper", TaskState.CANCELLED)
     run(service, "image", "rm", "tools", "-y")
     assert "there is no image" in run(service, "image", "show", "tools", code=1)
     eventually(lambda: not Path(facts["path"]).exists(), what="its files are gone")

@@ -101,17 +101,17 @@ def test_a_training_in_several_jobs_is_seen_everywhere(service: Service, tmp_pat
         assert "Training" not in service.diamond("show", plain.id).stdout
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_training_that_none_follows_ran_out_of_time(service: Service, ranks: int) -> None:
+def test_a_training_that_none_follows_ran_out_of_time(service: Service) -> None:
     """It ends by itself before anybody warns it, with a code that alone would mean that a signal ended it."""
     run = f"PYTHONPATH={ROOT}/src:{ROOT} {sys.executable} {ROOT}/tests/train/regrouped.py . 100000"
     with service, service.client() as client:
-        trains = client.tasks.create({"run": run, "ranks_per_node": ranks, "max_duration": "25s"})
+        trains = [client.tasks.create({"run": run, "ranks_per_node": ranks, "max_duration": "25s"}) for ranks in (1, 2)]
         shot = client.tasks.create({"run": "kill -USR1 $$", "max_duration": "25s"})
-        done, dead = (client.tasks.wait(task.id, timeout_s=90) for task in (trains, shot))
-        log = b"".join(client.tasks.logs(trains.id)).decode()
-    assert "ending in time to be continued" in log
-    assert (done.state, done.reason) == (TaskState.FAILED, Reason.TIME_LIMIT), done.detail
-    assert done.exit_code in (138, 143), "where it is slow, the end of the time comes as SIGTERM"
-    assert "the limit was 25s" in done.detail and len(done.jobs) == 1
+        *done, dead = (client.tasks.wait(task.id, timeout_s=120) for task in (*trains, shot))
+        logs = [b"".join(client.tasks.logs(task.id)).decode() for task in trains]
+    for log, one in zip(logs, done, strict=True):
+        assert "ending in time to be continued" in log
+        assert (one.state, one.reason) == (TaskState.FAILED, Reason.TIME_LIMIT), one.detail
+        assert one.exit_code in (138, 143), "where it is slow, the end of the time comes as SIGTERM"
+        assert "the limit was 25s" in one.detail and len(one.jobs) == 1
     assert (dead.state, dead.reason, dead.exit_code) == (TaskState.FAILED, Reason.SIGNALLED, 138), dead.detail

@@ -1,10 +1,11 @@
 """Trains a small model on several ranks and notes every piece of every step. A program of its own: ranks are forked.
 
-python grown.py '{"folder": …, "world": 2, "until": 10, "run": {…}, "loader": {…}}'    what each rank noted, as JSON
+Asked line by line (served.py): {"folder": …, "world": 2, "until": 10, "run": {…}, "loader": {…}}
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -19,6 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import diamond.train as dt
 import diamond.train.loop.running  # noqa: F401 - here, so that no rank has to
+
+# What torch.compile imports when it is used: here, once it is, so that no rank has to.
+COMPILING = ("torch._inductor.compile_fx", "torch._inductor.codecache", "torch.utils.cpp_extension")
 
 
 class Noted(torch.optim.SGD):
@@ -121,7 +125,11 @@ def main() -> None:
     for name in ("DIAMOND_GLOBAL_BATCH", "DIAMOND_CONTINUE_FILE", "SLURM_JOB_END_TIME"):
         os.environ.pop(name, None)
     for line in sys.stdin:
-        print(json.dumps(one_job(json.loads(line))), flush=True)
+        given = json.loads(line)
+        if given.get("run", {}).get("compile") and "env" not in given:
+            for name in COMPILING:
+                importlib.import_module(name)
+        print(json.dumps(one_job(given)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ A kill is aimed: it waits for a step drawn beforehand, then a random moment long
 later, so that it comes neither before the training nor after its end. Some more, which do not count, come while
 the ranks begin.
 
-    python killed.py FOLDER WORLD UNTIL KILLS SEED    prints what happened as JSON
+Asked line by line (served.py): {"folder": …, "world": 2, "until": 100, "kills": 5, "seed": 1, "parallel": "auto"}
 """
 
 from __future__ import annotations
@@ -145,12 +145,10 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def main() -> None:
-    folder, world, until, kills, seed = Path(sys.argv[1]), *(int(each) for each in sys.argv[2:6])
+def one_run(folder: Path, world: int, until: int, kills: int, seed: int) -> dict[str, Any]:
+    """All its lives, and what happened."""
     dice = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in LATE_IMPORTS:
-        importlib.import_module(name)
     killed = lives = 0
     room = until // (kills + 1)  # steps for each kill: a run that comes further may be at its end too soon
     while killed < kills and lives < 3 * kills:
@@ -160,7 +158,16 @@ def main() -> None:
         aim = Aim(step, dice.uniform(0.0, 0.3) if early else PATIENCE_S, dice.uniform(0.0, 0.02))
         killed += Life(folder, world, until, hold_at=step + HOLD_STEPS - 1).kill(aim, dice)
     finished = not any(Life(folder, world, until, hold_at=None).wait())
-    print(json.dumps({"killed": killed, "lives": lives, "finished": finished}))
+    return {"killed": killed, "lives": lives, "finished": finished}
+
+
+def main() -> None:
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        given = json.loads(line)
+        os.environ["PARALLEL"] = given.pop("parallel")
+        print(json.dumps(one_run(Path(given.pop("folder")), **given)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Trains a model whose gradient's noise is known, on one or several ranks, and prints what the run measured. A program
 of its own, as ranks are forked.
 
-    python measured.py FOLDER WORLD UNTIL '{"batch_size": 8, "run": {…}}'
+Asked line by line (served.py): {"folder": …, "world": 2, "until": 10, "env": {…}, "batch_size": 8, "run": {…}}
 
 The loss of a sample x is w·x, so its gradient is x itself, whatever w is: drawn with mean `MEAN` and variance 1 in each
 of `WIDTH` coordinates. So |G|² and tr(S) are what `expected` says.
@@ -9,6 +9,8 @@ of `WIDTH` coordinates. So |G|² and tr(S) are what `expected` says.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import os
 import socket
@@ -25,8 +27,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import diamond.train as dt
 
 WIDTH, SAMPLES, MEAN = 256, 40_000, 0.125
+# What is imported only when it is used: here, so that no rank has to.
+LATE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "diamond.train.loop.running")
 
 
+@functools.cache
 def samples() -> torch.Tensor:
     return torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(7)) + MEAN
 
@@ -74,8 +79,8 @@ def train(folder: Path, until: int, given: dict[str, Any]) -> None:
         (folder / f"noise-{run.rank}").write_text(repr(run._noise_scale()))
 
 
-def main() -> None:
-    folder, world, until, given = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+def one_job(folder: Path, world: int, until: int, env: dict[str, str], given: dict[str, Any]) -> bool:
+    """Whether all its ranks came to their end."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -86,7 +91,7 @@ def main() -> None:
         if pid == 0:
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
+                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1", **env,
             )  # fmt: skip
             code = 1
             try:
@@ -98,7 +103,17 @@ def main() -> None:
                 os._exit(code)
         ranks.append(pid)
     codes = [os.waitpid(pid, 0)[1] for pid in ranks]
-    raise SystemExit(0 if not any(codes) else 1)
+    return not any(codes)
+
+
+def main() -> None:
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    samples()
+    for line in sys.stdin:
+        given = json.loads(line)
+        place = Path(given.pop("folder")), given.pop("world"), given.pop("until"), given.pop("env")
+        print(json.dumps({"finished": one_job(*place, given)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def test_two_ranks_train_and_leave_their_results(tmp_path: Path) -> None:
     metrics_file = tmp_path / "metrics.jsonl"
     env = {name: value for name, value in os.environ.items() if not name.startswith("DIAMOND_")}
     env.update(EPOCHS="3", TRAIN_SAMPLES="128", TEST_SAMPLES="8", DIAMOND_METRICS_FILE=str(metrics_file))
+    env["OMP_NUM_THREADS"] = "1"  # two ranks with a thread for each core would wait for each other
     command = [sys.executable, str(LAUNCH), "--ranks", "2", "--", sys.executable, "train.py"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

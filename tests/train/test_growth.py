@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,19 +13,14 @@ import pytest
 
 import diamond.train as dt
 from diamond.train.scaling import lr_scale
+from tests.train.served import Served
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
-PROGRAM = Path(__file__).parent / "grown.py"
 Told = list[dict[str, Any]]
 
 
-class Trainer:
+class Trainer(Served):
     """Runs jobs, one after the other."""
-
-    def __init__(self) -> None:
-        self._program = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
 
     def __call__(self, folder: Path, world: int = 1, **given: Any) -> tuple[Told, str]:
         told, said = self.tried(folder, world, **given)
@@ -35,23 +28,13 @@ class Trainer:
         return told, said
 
     def tried(self, folder: Path, world: int = 1, **given: Any) -> tuple[Told, str]:
-        assert self._program.stdin is not None and self._program.stdout is not None
-        self._program.stdin.write(json.dumps({"folder": str(folder), "world": world, **given}) + "\n")
-        self._program.stdin.flush()
-        answer = json.loads(self._program.stdout.readline())
+        answer = self.ask(folder=str(folder), world=world, **given)
         return answer["told"], answer["said"]
-
-    def close(self) -> None:
-        assert self._program.stdin is not None
-        self._program.stdin.close()
-        self._program.wait(30)
-        assert self._program.stdout is not None
-        self._program.stdout.close()
 
 
 @pytest.fixture(scope="module")
 def train() -> Iterator[Trainer]:
-    one = Trainer()
+    one = Trainer("grown.py")
     yield one
     one.close()
 
@@ -292,9 +275,11 @@ def test_without_a_compiler_it_trains_all_the_same(train: Trainer, tmp_path: Pat
     assert [rank["weights"] for rank in told] == [rank["weights"] for rank in plain]
 
 
-def test_a_compiler_that_fails(train: Trainer, tmp_path: Path) -> None:
+def test_a_compiler_that_fails(tmp_path: Path) -> None:
     env = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    train = Trainer("grown.py")  # its own: which compiler is used is settled when torch.compile is imported
     told, said = train(tmp_path / "run", 1, until=2, run={"compile": True}, env=env)
+    train.close()
     assert "training goes on without torch.compile: a trial failed" in said
     assert not told[0]["compiled"]
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,18 +16,8 @@ from diamond.train import measures  # noqa: E402
 from diamond.train.loop import measuring  # noqa: E402
 from diamond.train.loop.measuring import PARTS, Told, slowest, split  # noqa: E402
 from diamond.train.loop.probing import _BUCKET_BYTES, _buckets, is_probe  # noqa: E402
+from tests.train.served import Measured  # noqa: E402
 from tests.train.test_running import things, turns  # noqa: E402
-
-PROGRAM = Path(__file__).parent / "measured.py"
-
-
-def measured(folder: Path, world: int, until: int, given: dict[str, Any], **env: str) -> dict[str, Any]:
-    argv = [sys.executable, str(PROGRAM), str(folder), str(world), str(until), json.dumps(given)]
-    around = {**os.environ, **env}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, env=around)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads((folder / "measures.json").read_text())
-    return told
 
 
 def test_probes_are_chosen_by_number() -> None:
@@ -128,7 +115,7 @@ def test_lines_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     assert "samples/s" in said and "% computing" in said and "% waiting for data" in said
 
 
-def test_ranks_are_heard(tmp_path: Path) -> None:
+def test_ranks_are_heard(measured: Measured, tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     given = {"batch_size": 8, "slow_rank": 1, "slow_s": 0.02}
     last = measured(tmp_path, 2, 200, given, DIAMOND_TRAIN_FILE=str(file), DIAMOND_GENERATION="2", DIAMOND_RESTARTS="1")
@@ -144,7 +131,7 @@ def test_ranks_are_heard(tmp_path: Path) -> None:
     assert last["memory_peak_bytes"] > 10**7
 
 
-def test_a_probe_exchanges_what_ddp_would(tmp_path: Path) -> None:
+def test_a_probe_exchanges_what_ddp_would(measured: Measured, tmp_path: Path) -> None:
     """Gradients of all steps, probes among them, are the same on both ranks, and the mean of what each computed."""
     measured(tmp_path, 2, 40, {"batch_size": 8, "grads": True, "lr": 0.1, "run": {"seed": 5}})
     one, two = (torch.load(tmp_path / f"grads-{rank}.pt") for rank in range(2))

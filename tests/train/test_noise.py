@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from diamond.train.loop.noise import Noise, split
 from tests.train.measured import expected
-from tests.train.test_measuring import measured
+from tests.train.served import Measured
 
 UNTIL = 16 * 128
 
@@ -73,7 +73,7 @@ def test_it_is_kept_exactly() -> None:
     ],
     ids=["steps", "pieces", "ranks", "shards"],
 )
-def test_it_is_what_it_is_known_to_be(world: int, given: dict[str, Any], tmp_path: Path) -> None:
+def test_it_is_what_it_is_known_to_be(measured: Measured, world: int, given: dict[str, Any], tmp_path: Path) -> None:
     told = measured(tmp_path, world, UNTIL, given)
     sqr, var = expected()
     assert told["noise_looks"] == pytest.approx(20, abs=1)
@@ -85,13 +85,13 @@ def test_it_is_what_it_is_known_to_be(world: int, given: dict[str, Any], tmp_pat
         assert (tmp_path / f"noise-{rank}").read_text() == (tmp_path / "noise").read_text(), "the same on every rank"
 
 
-def test_groups_are_told_apart(tmp_path: Path) -> None:
+def test_groups_are_told_apart(measured: Measured, tmp_path: Path) -> None:
     told = measured(tmp_path, 2, 10 * 128, {"batch_size": 16, "run": {"noise_by_group": True}})
     noisy, flat = told["noise_by_group"]
     assert noisy == pytest.approx(told["noise_scale"]) and flat is None, "the second has no gradient at all"
 
 
-def test_it_goes_on_with_the_run(tmp_path: Path) -> None:
+def test_it_goes_on_with_the_run(measured: Measured, tmp_path: Path) -> None:
     """What depends on it (the learning rate of a batch that grew) is the same to the last bit after a restart."""
     measured(tmp_path / "whole", 2, 200, {"batch_size": 4})
     for until in (128, 200):  # the last probe is taken up a step later, in the second job

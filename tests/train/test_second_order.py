@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import diamond.train as dt  # noqa: E402
-from diamond.optim import KFAC  # noqa: E402
+from diamond.optim import KFAC, Compress, OptimError, attach  # noqa: E402
+from tests.train.trained import environment  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +51,53 @@ def test_it_goes_on_where_it_ended_to_the_last_bit(tmp_path: Path, options: dict
     parts = [loss for until in (1, 7, 18, 30) for loss in losses(tmp_path / "parts", until, **options)]
     assert parts == whole
     assert sum(whole[-4:]) < 0.5 * sum(whole[:4])
+
+
+def test_made_before_ranks_meet_it_follows_the_model_into_copies_and_shards(tmp_path: Path) -> None:
+    program = Path(__file__).with_name("preconditioned.py")
+    scenes = (f"{tmp_path}/{one}" for one in ("copies:ddp:9", "shards:fsdp:9", "parts:fsdp:4", "parts:fsdp:9"))
+    argv = [sys.executable, str(program), *scenes]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        copies, shards, begun, ended = (
+            json.loads((tmp_path / f"{name}-{rank}.json").read_text())
+            for name in ("copies/9", "shards/9", "parts/4", "parts/9")
+        )
+        assert copies["losses"] == pytest.approx(shards["losses"], rel=2e-3)
+        assert sum(copies["losses"][-3:]) < 0.5 * sum(copies["losses"][:3])
+        assert set(copies["owners"]) == set(shards["owners"]) == {0, 1}, "the work is shared"
+        assert begun["losses"] + ended["losses"] == shards["losses"]
+
+
+def test_what_was_to_be_compressed_is_once_the_model_sends_something() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    optimizer = KFAC(model, compress=Compress(grad="bf16"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sending = nn.parallel.DistributedDataParallel(model)
+        assert optimizer.wire is None
+        optimizer.rebind(sending)
+        assert optimizer.wire is not None
+        with pytest.raises(RuntimeError, match="hook"):
+            attach(sending, Compress(grad="bf16"))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_it_cannot_follow_another_model_or_after_steps() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    optimizer = KFAC(model, damping=1e-3)
+    with pytest.raises(OptimError, match="model is not the one"):
+        optimizer.rebind(nn.Linear(3, 2))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    optimizer.rebind(model)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5e-3] == schedule.get_last_lr()
+    before = model[0].weight.clone()
+    nn.functional.mse_loss(model(torch.ones(4, 3)), torch.zeros(4, 2)).backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before)
+    optimizer.rebind(model)
+    model[0].weight = nn.Parameter(before)
+    with pytest.raises(OptimError, match=r"has made 1 steps.*before its first step"):
+        optimizer.rebind(model)

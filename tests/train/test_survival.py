@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.train.killed import SAMPLES
+from tests.train.served import Served
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
-PROGRAM = Path(__file__).parent / "killed.py"
+Train = Callable[..., dict[str, Any]]
 
 
-def train(
-    folder: Path, world: int, until: int, kills: int = 0, seed: int = 0, parallel: str = "auto"
-) -> dict[str, Any]:
-    argv = [sys.executable, str(PROGRAM), str(folder), *map(str, (world, until, kills, seed))]
-    env = {**os.environ, "PARALLEL": parallel}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert told["finished"], done.stderr[-3000:]
-    return told
+@pytest.fixture(scope="module")
+def train() -> Iterator[Train]:
+    program = Served("killed.py")
+
+    def run(
+        folder: Path, world: int, until: int, kills: int = 0, seed: int = 0, parallel: str = "auto"
+    ) -> dict[str, Any]:
+        told = program.ask(folder=str(folder), world=world, until=until, kills=kills, seed=seed, parallel=parallel)
+        assert told["finished"], told
+        return told
+
+    yield run
+    program.close()
 
 
 def lives(folder: Path, rank: int) -> dict[int, list[Any]]:
@@ -36,7 +38,7 @@ def lives(folder: Path, rank: int) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_twenty_five_kills_change_nothing(world: int, tmp_path: Path) -> None:
+def test_twenty_five_kills_change_nothing(train: Train, world: int, tmp_path: Path) -> None:
     kills, until = 25, 400
     train(tmp_path / "calm", world, until)
     told = train(tmp_path / "wild", world, until, kills, seed=world)
@@ -47,7 +49,7 @@ def test_twenty_five_kills_change_nothing(world: int, tmp_path: Path) -> None:
         assert wild == calm, "the same losses to the last bit, the same samples, the same state"
 
 
-def test_samples_come_once_while_the_number_of_ranks_changes(tmp_path: Path) -> None:
+def test_samples_come_once_while_the_number_of_ranks_changes(train: Train, tmp_path: Path) -> None:
     until = 0
     for world in (1, 2, 4, 2, 1):
         until += 13
@@ -70,7 +72,7 @@ def test_samples_come_once_while_the_number_of_ranks_changes(tmp_path: Path) -> 
     assert sum(changed[-10:]) / 10 == pytest.approx(sum(losses[-10:]) / 10, rel=0.5)
 
 
-def test_shards_go_on_whole_and_as_other_shards(tmp_path: Path) -> None:
+def test_shards_go_on_whole_and_as_other_shards(train: Train, tmp_path: Path) -> None:
     """FSDP on two ranks, killed; then its checkpoint on one process, and as copies on four."""
     train(tmp_path / "calm", 2, 60, parallel="fsdp")
     assert train(tmp_path / "wild", 2, 60, kills=4, seed=9, parallel="fsdp")["killed"] == 4

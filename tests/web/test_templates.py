@@ -15,7 +15,8 @@ from testing.service import Service
 
 Visit = Callable[..., Visitor]
 HOSTILE = "<img src=x onerror=alert(1)> \u05d0 & more"
-BUILT_IN = ("distributed-pytorch", "fine-tune", "image-segmentation", "parameter-sweep", "pde-surrogate")
+WITH_TORCH = ("distributed-pytorch", "fine-tune", "image-segmentation", "pde-surrogate", "second-order")
+BUILT_IN = tuple(sorted((*WITH_TORCH, "parameter-sweep")))
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -162,7 +163,7 @@ def test_many_are_shown_by_pages_and_found(visit: Visit, service: Service) -> No
 @pytest.mark.parametrize("key", BUILT_IN)
 def test_each_that_comes_with_diamond_runs_as_it_is(visit: Visit, service: Service, key: str) -> None:
     """Chosen in the gallery, and launched without a change; what it promises to leave behind is there."""
-    if key != "parameter-sweep":
+    if key in WITH_TORCH:
         pytest.importorskip("torch", reason="needs torch, which this template trains with")
     visitor = visit()
     page = visitor.page

@@ -90,11 +90,12 @@ def saved() -> SavedImage:
     return SavedImage(base_folder(), ENVS)
 
 
-@pytest.mark.parametrize("form", ["docker-archive:", ""])
+@pytest.mark.parametrize("form", ["docker-archive:", "oci-archive:", ""])
 def test_a_saved_image_is_a_base_with_its_variables(
     bench: SiteBench, saved: SavedImage, tmp_path: Path, form: str
 ) -> None:
-    saved.write_docker_archive(tmp_path / "saved.tar")
+    write = saved.write_oci_archive if form == "oci-archive:" else saved.write_docker_archive
+    write(tmp_path / "saved.tar")
     path = f"{bench.folder}/saved{len(form)}.tar"
     bench.site.put(tmp_path / "saved.tar", path)
     job = bench.build(bench.recipe(base=f"{form}{path}", envs={"OWN": "1"}, test='test -n "$FROM_BASE"\n'))

@@ -86,9 +86,10 @@ def test_a_registry_that_is_not_trusted_is_refused(bench: BuilderBench, registry
     assert "certificate" in job.log
 
 
-@pytest.mark.parametrize("form", ["docker-archive:", ""])
+@pytest.mark.parametrize("form", ["docker-archive:", "oci-archive:", ""])
 def test_a_base_is_an_archive(bench: BuilderBench, saved: SavedImage, tmp_path: Path, form: str) -> None:
-    saved.write_docker_archive(tmp_path / "saved.tar")
+    write = saved.write_oci_archive if form == "oci-archive:" else saved.write_docker_archive
+    write(tmp_path / "saved.tar")
     path = put(bench, tmp_path / "saved.tar", f"saved{len(form)}.tar")
     job = bench.build(bench.recipe(base=f"{form}{path}"))
     said = bench.inside(job.facts, "/bin/sh", "-c", 'printf "%s|%s" "$FROM_BASE" "$PATH"')

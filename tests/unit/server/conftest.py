@@ -22,6 +22,7 @@ from diamond.server.main import make_context, open_database
 from diamond.server.services import agents, bootstrap, endpoints, tokens
 from diamond.server.services.context import Context
 from diamond.server.settings import Settings, load_settings
+from testing import schema
 
 
 @dataclass
@@ -68,7 +69,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     settings.home_dir.make()
     settings.home_dir.server.mkdir()
     database = open_database(settings)
-    database.migrate()
+    schema.give(database)
     hub = Hub()
     ctx = make_context(settings, database, hub)
     user_token = bootstrap.prepare(ctx, embedded=None).user_token

@@ -18,7 +18,8 @@ from diamond.server.main import make_context, open_database
 from diamond.server.services import accounts, bootstrap, sessions, throttling, tokens
 from diamond.server.services.context import Context
 from diamond.server.settings import load_settings
-from testing.people import PASSWORD
+from testing import schema
+from testing.people import PASSWORD, cheap_passwords
 from tests.unit.server.conftest import World
 
 OTHER_PASSWORD = "a quite different long one"
@@ -46,16 +47,17 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accounts]:
     settings.home_dir.make()
     settings.home_dir.server.mkdir()
     database = open_database(settings)
-    database.migrate()
+    schema.give(database)
     hub = Hub()
     ctx = make_context(settings, database, hub)
-    alice = accounts.setup(ctx, bootstrap.prepare_multi_user(ctx), name="alice", password=PASSWORD)
-    bob = accounts.create(ctx, name="bob", password=PASSWORD)
-    world = World(
-        app=create_app(ctx, hub, settings), ctx=ctx, hub=hub, settings=settings,
-        user_token=accounts.first_token(ctx, alice, "tests"), user_id=alice.id, agent_token="", endpoint_id="",
-    )  # fmt: skip
-    yield Accounts(world=world, bob_token=accounts.first_token(ctx, bob, "tests"))
+    with cheap_passwords():
+        alice = accounts.setup(ctx, bootstrap.prepare_multi_user(ctx), name="alice", password=PASSWORD)
+        bob = accounts.create(ctx, name="bob", password=PASSWORD)
+        world = World(
+            app=create_app(ctx, hub, settings), ctx=ctx, hub=hub, settings=settings,
+            user_token=accounts.first_token(ctx, alice, "tests"), user_id=alice.id, agent_token="", endpoint_id="",
+        )  # fmt: skip
+        yield Accounts(world=world, bob_token=accounts.first_token(ctx, bob, "tests"))
     database.close()
 
 

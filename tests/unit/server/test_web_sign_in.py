@@ -20,6 +20,8 @@ from diamond.server.services import accounts, bootstrap, codes, logins, sessions
 from diamond.server.services.context import Context
 from diamond.server.settings import load_settings
 from diamond.server.web.pages import HOME_PAGE, browser_name, safe_next
+from testing import schema
+from testing.people import cheap_passwords
 
 from .browsing import Browser, forms_in
 
@@ -50,14 +52,15 @@ def make_town(folder: Path, *, people: tuple[str, ...] = ("alice", "bob"), **set
     chosen.home_dir.make()
     chosen.home_dir.server.mkdir()
     database = open_database(chosen)
-    database.migrate()
+    schema.give(database)
     hub = Hub()
     ctx = make_context(chosen, database, hub)
     if not chosen.multi_user:
         bootstrap.prepare(ctx, embedded=None)
-    for name in people:
-        accounts.create(ctx, name=name, password=PASSWORD, is_admin=name == "alice")
-    yield Town(app=create_app(ctx, hub, chosen), ctx=ctx)
+    with cheap_passwords():
+        for name in people:
+            accounts.create(ctx, name=name, password=PASSWORD, is_admin=name == "alice")
+        yield Town(app=create_app(ctx, hub, chosen), ctx=ctx)
     database.close()
 
 

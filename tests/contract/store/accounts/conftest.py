@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from diamond.core.accounts import User
 from diamond.core.ids import new_id
 from diamond.core.projects import Role
-from diamond.server.services import (
-    accounts,
-    passwords,
-)
+from diamond.server.services import accounts
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import MemberRow, ProjectRow
-from testing.people import PASSWORD, cheap_hasher
+from testing.people import PASSWORD, cheap_passwords
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasher = cheap_hasher()
-    nobodys = hasher.hash("of nobody")
-    monkeypatch.setattr(passwords, "_hasher", lambda: hasher)
-    monkeypatch.setattr(passwords, "_nobodys", lambda: nobodys)
+def _quick() -> Iterator[None]:
+    with cheap_passwords():
+        yield
 
 
 @pytest.fixture
