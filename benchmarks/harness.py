@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -66,7 +67,7 @@ class Bench:
         if not options.quick or options.keep:
             RESULTS.mkdir(exist_ok=True)
             target = RESULTS / f"{self.name}.json"
-            target.write_text(json.dumps(self._document(), indent=1) + "\n")
+            target.write_text(_by_lines(self._document()) + "\n")
             print(f"\nwritten to {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
         missed = [figure.name for figure in self.figures if figure.holds is False]
         if missed:
@@ -90,6 +91,15 @@ class Bench:
             aim = "" if figure.aim is None else f"{'<' if figure.better == 'lower' else '>'} {figure.aim:g}"
             peers = ", ".join(f"{name} {value:g}" for name, value in figure.peer.items())
             print(f"{figure.name:<{width}}  {figure.value:>12g}  {aim:>10}  {peers}  [{figure.unit}]{_verdict(figure)}")
+
+
+def _by_lines(document: dict[str, Any]) -> str:
+    """JSON with one line for each list of plain values, which runs and curves are made of.
+
+    A line break in the text is never part of a string, where it would be escaped.
+    """
+    text = json.dumps(document, indent=1)
+    return re.sub(r"\[\n *([^\[\]{}]*?)\n *\]", lambda found: "[" + re.sub(r"\n *", " ", found[1]) + "]", text)
 
 
 def _verdict(figure: Figure) -> str:

@@ -1,8 +1,8 @@
 """The methods that are compared, and where each looks for its settings: one table, `METHODS`.
 
-Every method draws the same number of settings at random. All but L-BFGS (and lr="auto" where all points are in every
-step) follow the same schedule: warm-up over a share of the steps (drawn), then a cosine to zero, which multiplies the
-learning rates of all groups.
+Every method draws the same number of settings, half of them anywhere in its space, half near the best of these. All
+but L-BFGS (and lr="auto" where all points are in every step) follow the same schedule: warm-up over a share of the
+steps (drawn), then a cosine to zero, which multiplies the learning rates of all groups.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class LogUniform:
     def draw(self, chance: random.Random) -> float:
         return float(f"{math.exp(chance.uniform(math.log(self.low), math.log(self.high))):.4g}")
 
+    def near(self, value: float, chance: random.Random) -> float:
+        """Within a sixth of the space on either side."""
+        away = chance.uniform(-1.0, 1.0) * math.log(self.high / self.low) / 6
+        return float(f"{min(max(value * math.exp(away), self.low), self.high):.4g}")
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -45,6 +50,10 @@ class Choice:
 
     def draw(self, chance: random.Random) -> Any:
         return chance.choice(self.values)
+
+    def near(self, value: Any, chance: random.Random) -> Any:
+        """Mostly the same."""
+        return value if chance.random() < 0.75 else self.draw(chance)
 
 
 class Stepper(Protocol):
@@ -78,10 +87,18 @@ class Method:
     def draw(self, problem: Problem, number: int, select: str) -> Settings:
         """The settings of one trial: the same whenever they are drawn."""
         chance = random.Random(f"{problem.name} {self.name} {number}")
+        return {name: one.draw(chance) for name, one in self._space(problem, select).items()}
+
+    def near(self, problem: Problem, number: int, select: str, best: Settings) -> Settings:
+        """Not far from the best so far."""
+        chance = random.Random(f"{problem.name} {self.name} {number}")
+        return {name: one.near(best[name], chance) for name, one in self._space(problem, select).items()}
+
+    def _space(self, problem: Problem, select: str) -> dict[str, LogUniform | Choice]:
         space = {**self.space, **(SCHEDULE if self.scheduled else {}), **({} if problem.batch_size else self.still)}
         if self.shorter and self.scheduled and select == "time":
             space["share"] = SHARE
-        return {name: one.draw(chance) for name, one in space.items()}
+        return space
 
 
 def _rest(settings: Settings, *without: str) -> Settings:
@@ -175,10 +192,10 @@ _KFAC = {
     "momentum": Choice((0.9,)),
     "clip": LogUniform(3e-5, 1e-3),
     "decay": Choice((0.95, 0.99)),
-    "measured": Choice((40,)),
-    "largest": Choice((128, 256, 8192)),  # in smaller blocks: steps cost less and fit the training data less closely
+    "measured": Choice((20,)),
+    "largest": Choice((256, 8192)),  # in smaller blocks: steps cost less and fit the training data less closely
     "factor_every": Choice((10, 20)),
-    "inverse_every": Choice((50,)),
+    "inverse_every": Choice((50, 100)),
 }
 _KFAC_PYTORCH = {
     "lr": LogUniform(1e-2, 1.0),

@@ -2,12 +2,13 @@
 
     python -m benchmarks.optim_training PROBLEM [--methods NAME ...] [--trials N] [--seeds K] [--quick] [--check]
 
-Every method gets the same number of trials, drawn at random from the spaces of `benchmarks/optim_methods.py`, all on
-validation data. AdamW is tuned first, for its metric at the horizon. The others are chosen by their time to 95 % of
-that (`--select final`: by their metric at the horizon), and may choose a shorter horizon, which "adamw-short" does for
-AdamW, too. The best setting of each is then trained from several seeds, methods in turns, and measured on test data.
-The target is AdamW's metric at the horizon, the mean over seeds; a method reaches it when its own mean does. Times are
-of training alone: the clock stands still during evaluations. torch uses one thread unless `--threads` says otherwise.
+Every method gets the same number of trials, half of them drawn at random from the spaces of
+`benchmarks/optim_methods.py`, half near the best of these, all on validation data. AdamW is tuned first, for its metric
+at the horizon. The others are chosen by their time to 95 % of that (`--select final`: by their metric at the horizon),
+and may choose a shorter horizon, which "adamw-short" does for AdamW, too. The best setting of each is then trained from
+several seeds, methods in turns, and measured on test data. The target is AdamW's metric at the horizon, the mean over
+seeds; a method reaches it when its own mean does. Times are of training alone: the clock stands still during
+evaluations. torch uses one thread unless `--threads` says otherwise.
 With `--jobs` so many trainings run beside each other, each in a process of its own, methods mixed. With `--within` as
 many rounds of trials and of seeds are done as fit into that time, for every method the same.
 """
@@ -146,18 +147,20 @@ class Order:
 
 
 def _tune(methods: list[Method], report: Report) -> None:
-    problem, protocol = report.problem, report.protocol
-    orders = [
-        Order(method, method.draw(problem, number, protocol.select), TUNING_SEED, "validation", protocol.steps,
-              _limit(report), report.began_at + TUNING * protocol.within_s)
-        for number in range(protocol.trials)
-        for method in methods
-    ]  # fmt: skip
+    protocol = report.protocol
     found: dict[str, list[Run]] = {method.name: [] for method in methods}
-    for run in _whole_rounds(_trained(orders, report), len(methods)):
-        found[run.method].append(run)
-        taken = run.curve[-1].device_s if run.curve else 0.0
-        print(f"  {run.method}: {run.final:.5g} in {taken:.1f} s {run.stopped} {run.settings}", flush=True)
+    anywhere = -(-protocol.trials // 2)
+    for numbers in (range(anywhere), range(anywhere, protocol.trials)):
+        orders = [
+            Order(method, _settings(method, number, found[method.name], report), TUNING_SEED, "validation",
+                  protocol.steps, _limit(report), report.began_at + TUNING * protocol.within_s)
+            for number in numbers
+            for method in methods
+        ]  # fmt: skip
+        for run in _whole_rounds(_trained(orders, report), len(methods)):
+            found[run.method].append(run)
+            taken = run.curve[-1].device_s if run.curve else 0.0
+            print(f"  {run.method}: {run.final:.5g} in {taken:.1f} s {run.stopped} {run.settings}", flush=True)
     for name, runs in found.items():
         if any(math.isfinite(run.final) for run in runs):
             report.trials[name] = runs
@@ -166,6 +169,14 @@ def _tune(methods: list[Method], report: Report) -> None:
         else:
             report.failed += runs
             report.absent[name] = f"none of {len(runs)} trials came to its end; the first: {runs[0].stopped}"
+
+
+def _settings(method: Method, number: int, known: list[Run], report: Report) -> Settings:
+    problem, select = report.problem, report.protocol.select
+    if not known:
+        return method.draw(problem, number, select)
+    best = min(known, key=lambda run: _score(run, report._bound(method.name)))
+    return method.near(problem, number, select, best.settings)
 
 
 def _measure_in_turns(methods: list[Method], report: Report) -> None:

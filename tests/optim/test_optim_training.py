@@ -309,3 +309,21 @@ def test_without_our_methods_adamw_is_what_is_shown() -> None:
     training.present(report, bench)
     (figure,) = bench.figures
     assert (figure.name, figure.value, figure.peer) == ("toy: relative L2 error at the end", 1.0, {"sgd": 3.0})
+
+
+def test_half_of_the_trials_are_near_the_best_of_the_others() -> None:
+    method, problem = METHODS["adamw"], problems.PROBLEMS["burgers"]
+    best = method.draw(problem, 0, "time")
+    near = [method.near(problem, number, "time", best) for number in range(50)]
+    space = method.space["lr"]
+    assert isinstance(space, LogUniform)
+    reach = (space.high / space.low) ** (1 / 6) * 1.001
+    assert all(best["lr"] / reach <= one["lr"] <= best["lr"] * reach for one in near)
+    assert len({one["lr"] for one in near}) > 40 and all(space.low <= one["lr"] <= space.high for one in near)
+    assert sum(one["beta2"] == best["beta2"] for one in near) > 25
+
+
+def test_no_round_is_counted_that_not_all_methods_did() -> None:
+    done = [Run(name, 0, {}, 1, stopped=stopped) for name, stopped in
+            (("a", ""), ("b", ""), ("a", ""), ("b", training.LATE), ("a", ""), ("b", ""))]  # fmt: skip
+    assert [run.method for run in training._whole_rounds(done, 2)] == ["a", "b"]
