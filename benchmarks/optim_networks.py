@@ -19,9 +19,17 @@ def perceptron(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequenti
 
 
 def autoencoder(sizes: Sequence[int]) -> nn.Sequential:
-    """Mirrored around the last size, which is the code and linear; tanh elsewhere."""
-    encoder, decoder = perceptron(sizes, nn.Tanh), perceptron(sizes[::-1], nn.Tanh)
-    return nn.Sequential(*encoder, *decoder)
+    """Mirrored around the last size, which is the code and linear; tanh elsewhere.
+
+    Weights begin as large as keeps signals alive through so many layers: with torch's own, first-order methods see
+    nothing but the mean image for hundreds of steps.
+    """
+    made = nn.Sequential(*perceptron(sizes, nn.Tanh), *perceptron(sizes[::-1], nn.Tanh))
+    for module in made:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+            nn.init.zeros_(module.bias)
+    return made
 
 
 class Branch(nn.Module):
