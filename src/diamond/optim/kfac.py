@@ -265,7 +265,7 @@ class KFAC(Optimizer):
             self._watch_out()
             known = [factors for factors in self.factors if factors.known and self.crew.owns(factors.block.index)]
             if self.kind == "ekfac":
-                self._renew(eigenbases_of(known, self.damping))
+                self._renew(eigenbases_of(known, self.damping, self.kept))
             elif self.refreshing.aside and self.crew.used <= self.crew.ready:
                 self.refreshing.begin(known, self.damping, self.steps, period)
             else:
@@ -284,7 +284,7 @@ class KFAC(Optimizer):
                 squares = taken.squares.get(index)
                 mean = self.crew.total(torch.zeros_like(kept.moments) if squares is None else squares) / self.crew.terms
                 if bool(torch.isfinite(mean.sum())):
-                    kept.moments.mul_(self.decay).add_(mean, alpha=1 - self.decay)
+                    kept.learn(mean, self.decay)
 
     def _period(self, every: int) -> int:
         """Steps until the next update: few as long as what is measured changes, as in the beginning."""

@@ -11,7 +11,10 @@ from torch import Tensor
 from diamond.optim import pieces, solvers
 from diamond.optim.blocks import NORM, Block
 from diamond.optim.factors import Factors
-from diamond.optim.uses import Use, input_rows, output_rows
+from diamond.optim.uses import Use, input_rows, number_of_samples, output_rows
+
+_AT_ONCE = 2**24  # numbers of the gradients of single samples
+_FAR = 10.0  # beyond what draws differ by
 
 
 @dataclass(eq=False)
@@ -61,12 +64,31 @@ class Eigen:
         return done if out is None else out.copy_(done)
 
     def squares(self, use: Use, gradient: Tensor, sharing: str) -> Tensor:
-        """Sum over positions of the squared gradients of single positions, in this basis."""
-        _, outputs, inputs = self.moments.shape
+        """Sum over samples of their squared gradients, in this basis.
+
+        The gradient of a sample is the sum over its positions. In pictures and fields these move together, which no
+        Kronecker product of single positions knows.
+        """
+        copies, outputs, inputs = self.moments.shape
         b, a = output_rows(use, gradient, sharing), input_rows(use, sharing)
-        b = pieces.right(pieces.filled(b, b.shape[1], outputs), self.g).square()
-        a = pieces.right(pieces.filled(a, a.shape[1], inputs), self.a).square()
-        return torch.bmm(b.transpose(1, 2), a)
+        b = pieces.right(pieces.filled(b, b.shape[1], outputs), self.g)
+        a = pieces.right(pieces.filled(a, a.shape[1], inputs), self.a)
+        samples = number_of_samples(use, b.shape[1])
+        if samples == b.shape[1]:
+            return torch.bmm(b.square().transpose(1, 2), a.square())
+        b, a = b.reshape(copies, samples, -1, outputs), a.reshape(copies, samples, -1, inputs)
+        found = torch.zeros_like(self.moments)
+        at_once = max(1, _AT_ONCE // found.numel())
+        for first in range(0, samples, at_once):
+            some = slice(first, first + at_once)
+            found += torch.einsum("cnpo,cnpi->cnoi", b[:, some], a[:, some]).square().sum(1)
+        return found
+
+    def learn(self, mean: Tensor, decay: float) -> None:
+        """Averages the moments. Where they are far too small, as a product of factors may be, they grow at once."""
+        grown = mean.sum() / self.moments.sum().clamp_min(torch.finfo(mean.dtype).tiny)
+        self.moments.mul_(torch.where(grown > _FAR, grown, 1.0))
+        self.moments.mul_(decay).add_(mean, alpha=1 - decay)
 
     def tensors(self) -> list[Tensor]:
         return [self.a, self.g, self.moments]
@@ -145,8 +167,14 @@ def _stacked(matrices: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(there) if there and len(there) == len(matrices) else None
 
 
-def eigenbases_of(factors: list[Factors], damping: float) -> dict[int, Inverse | Eigen]:
-    """Norms and embeddings, whose input factor is a diagonal already, keep an inverse."""
+def eigenbases_of(
+    factors: list[Factors], damping: float, before: Mapping[int, Inverse | Eigen]
+) -> dict[int, Inverse | Eigen]:
+    """Norms and embeddings, whose input factor is a diagonal already, keep an inverse.
+
+    The moments begin as products of the factors' eigenvalues, with the sum that those `before` had: it is the mean
+    square of gradients, the same in every basis.
+    """
     found: dict[int, Inverse | Eigen] = {}
     whole = [one for one in factors if not one.block.a_diagonal]
     found.update(inverses_of([one for one in factors if one.block.a_diagonal], damping, "auto", {}))
@@ -163,7 +191,9 @@ def eigenbases_of(factors: list[Factors], damping: float) -> dict[int, Inverse |
         values_a = torch.stack(values[: len(a)]).reshape(block.copies, 1, -1)
         values_g = torch.stack(values[len(a) :]).reshape(block.copies, -1, 1)
         vectors = [each for _, each in bases]
-        found[block.index] = Eigen(
-            torch.stack(vectors[: len(a)]), torch.stack(vectors[len(a) :]), values_g * values_a, damping
-        )
+        moments = values_g * values_a
+        known = before.get(block.index)
+        if isinstance(known, Eigen):
+            moments *= known.moments.sum() / moments.sum().clamp_min(torch.finfo(moments.dtype).tiny)
+        found[block.index] = Eigen(torch.stack(vectors[: len(a)]), torch.stack(vectors[len(a) :]), moments, damping)
     return found
