@@ -52,6 +52,8 @@ def task(client: Client) -> Task:
         }
     )
     eventually(lambda: client.tasks.get(made.id).state == "RUNNING", within_s=60, what="the task runs")
+    # It is known to run by its own word before Slurm says where.
+    eventually(lambda: client.tasks.get(made.id).jobs[-1].hosts, within_s=30, what="its nodes are known")
     return made
 
 

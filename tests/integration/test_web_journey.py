@@ -99,9 +99,10 @@ def compose(page: Any, visitor: Visitor) -> str:
     page.get_by_role("link", name="Job Composer").first.click()
     page.get_by_label("Task type").select_option("distributed")
     page.get_by_label("Endpoint", exact=True).select_option("cluster")
-    page.get_by_label("Container").locator("option", has_text="made-here").first.wait_for(state="attached")
-    page.get_by_label("Container").select_option(label=page.get_by_label("Container").locator(
-        "option", has_text="made-here").first.inner_text())  # fmt: skip
+    made = page.get_by_label("Container").locator("option", has_text="made-here").first
+    made.wait_for(state="attached")
+    # By its value: what it is called changes as soon as the page has heard of the endpoint.
+    page.get_by_label("Container").select_option(value=made.get_attribute("value"))
     visitor.fill(Task_name="two nodes", Number_of_nodes="2", Walltime="20m", Command=COMMAND)
     page.get_by_label("YAML").wait_for()
     visitor.press("Dry run")

@@ -130,4 +130,4 @@ def test_measuring_this_machine() -> None:
     assert 1e-8 < hardware.start_s < 1e-3 and 1e7 < hardware.bytes_s < 1e13
     assert hardware.solve_s(3000, "eigen") > 10 * hardware.solve_s(96, "eigen")
     for dtype in ("float32", "bfloat16"):
-        assert 1e-7 < hardware.gemm_s(96, 96, 96, dtype) < 0.5 and 1e-7 < hardware.gemm_s(96, 96, 4096, dtype) < 0.5
+        assert 1e-7 < hardware.gemm_s(96, 96, 96, dtype) < 5 and 1e-7 < hardware.gemm_s(96, 96, 4096, dtype) < 5

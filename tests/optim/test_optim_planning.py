@@ -277,9 +277,9 @@ def test_thousands_of_layers_take_less_than_a_second() -> None:
     blocks = [Block(f"l{at}", dice.randint(1, 20_000), dice.randint(1, 20_000)) for at in range(10_000)]
     took = []
     for _ in range(2):  # the better of two: this machine has other things to do
-        begin = time.process_time()
+        begin = time.thread_time()
         plan = plan_blocks(blocks, world=64, hardware=typical("h200", 64))
-        took.append(time.process_time() - begin)
+        took.append(time.thread_time() - begin)
         assert len(plan.workers) == 10_000
     assert min(took) < 1.0
 

@@ -33,7 +33,7 @@ for round in range(2):
     assert saved["url"] == url
     if round == 0:
         second = Popen([sys.executable, "-m", "diamond.server"], env=env, stderr=PIPE, text=True)
-        error = second.communicate(timeout=30)[1]
+        error = second.communicate(timeout=90)[1]
         assert second.returncode == 1 and str(server.pid) in error and "Traceback" not in error, error
     client = httpx.Client(base_url=url, headers={"Authorization": "Bearer " + saved["token"]}, timeout=60)
     assert client.get("/api/v1/health").json()["status"] == "ok"
@@ -63,7 +63,7 @@ print("lived")
 
 def test_it_starts_answers_and_stops_at_once(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _LIFE, str(tmp_path / "home")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", _LIFE, str(tmp_path / "home")], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.stdout.strip() == "lived", done.stderr
 

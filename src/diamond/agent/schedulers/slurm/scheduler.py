@@ -171,6 +171,7 @@ class SlurmScheduler:
             job = self._jobs.by_name.get(name)
             if job is None or not job.is_running or not job.slurm_id or node >= job.submission.num_nodes:
                 raise NotFound(f"no such job runs here, or not on a node {node}: {name}")
+            hosts = job.observed.hosts
         asked = job.submission
         return slurm_shell_argv(
             job.slurm_id,
@@ -180,6 +181,7 @@ class SlurmScheduler:
             environ=self._environment(asked),
             mark=secrets.token_hex(8),
             node=node,
+            host=hosts[node] if node < len(hosts) else "",
             cpus=asked.cpus,
             modules=asked.slurm.modules,
         )

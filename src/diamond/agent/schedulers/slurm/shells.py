@@ -52,6 +52,7 @@ def slurm_shell_argv(
     environ: Mapping[str, str],
     mark: str,
     node: int = 0,
+    host: str = "",
     cpus: int = 0,
     modules: Sequence[str] = (),
 ) -> ShellCommand:
@@ -62,6 +63,7 @@ def slurm_shell_argv(
         environ: what its sbatch was given.
         mark: a word the program cannot know, see `ShellCommand`.
         node: which of its nodes, from 0.
+        host: the name of that node, if it is known: by the number alone Slurm may choose another that is less busy.
         cpus: cores the program may use; 0 leaves that to Slurm.
         modules: environment modules to load first.
     """
@@ -72,7 +74,7 @@ def slurm_shell_argv(
         "--overlap",  # the job's own program has every core already
         "--ntasks=1",
         "--nodes=1",
-        f"--relative={node}",
+        f"--nodelist={host}" if host else f"--relative={node}",
         "--export=ALL",
         "--mpi=none",
         "--job-name=diamond-shell",
