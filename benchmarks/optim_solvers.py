@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.harness import Bench, median, options
+from benchmarks.optim_overhead import seconds, synchronize
 from diamond.optim import KFAC
 from diamond.optim.solvers import inverses
 
@@ -49,19 +50,7 @@ def factors(number: int, n: int) -> list[Tensor]:
 
 def milliseconds(call: Callable[[], Any], times: int) -> list[float]:
     call()
-    found = []
-    for _ in range(times):
-        synchronize()
-        began = time.perf_counter()
-        call()
-        synchronize()
-        found.append((time.perf_counter() - began) * 1e3)
-    return found
-
-
-def synchronize() -> None:
-    if CUDA:
-        torch.cuda.synchronize()
+    return [one * 1e3 for one in seconds(call, times)]
 
 
 def solvers(bench: Bench, number: int, n: int, times: int) -> None:
