@@ -210,7 +210,8 @@ _KFAC_PYTORCH = {
 # lr="auto" measures length and momentum of all steps, so that neither these nor a bound are drawn
 _KFAC_AUTO = {
     "lr": Choice(("auto",)),
-    **{name: _KFAC[name] for name in _KFAC if name not in ("lr", "momentum", "clip", "measured")},
+    "damping": LogUniform(1e-5, 1e-2),
+    **{name: _KFAC[name] for name in _KFAC if name not in ("lr", "damping", "momentum", "clip", "measured")},
     "weight_decay": LogUniform(1e-6, 1e-3),  # its lr is 1
 }
 

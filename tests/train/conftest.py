@@ -15,7 +15,7 @@ from tests.train.served import Measured, Served
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Measured]:
     """Trains with measured.py; answers with what its first rank measured last."""
-    program = Served("measured.py")
+    program = Served("measured")
 
     def run(folder: Path, world: int, until: int, given: dict[str, Any], **env: str) -> dict[str, Any]:
         assert program.ask(folder=str(folder), world=world, until=until, env=env, **given)["finished"]

@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import diamond.train as dt
 import diamond.train.loop.running  # noqa: F401 - here, so that no rank has to
+from tests.train.forked import fork_ranks, wait_for
 
 # What torch.compile imports when it is used: here, once it is, so that no rank has to.
 COMPILING = ("torch._inductor.compile_fx", "torch._inductor.codecache", "torch.utils.cpp_extension")
@@ -90,33 +89,16 @@ def train(given: dict[str, Any]) -> dict[str, Any]:
 def one_job(given: dict[str, Any]) -> dict[str, Any]:
     """On all its ranks, each a process."""
     world = given.get("world", 1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     folder = Path(given["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "said").unlink(missing_ok=True)
-    ranks = []
-    for rank in range(world):
-        pid = os.fork()
-        if pid == 0:
-            said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(said, 2)
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1", **given.get("env", {}),
-            )  # fmt: skip
-            code = 1
-            try:
-                (folder / f"told-{rank}").write_text(json.dumps(train(given)))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        ranks.append(pid)
-    codes = [os.waitpid(pid, 0)[1] for pid in ranks]
+
+    def work(rank: int) -> None:
+        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(said, 2)
+        (folder / f"told-{rank}").write_text(json.dumps(train(given)))
+
+    codes = wait_for(fork_ranks(world, work, **given.get("env", {})))
     told = [] if any(codes) else [json.loads((folder / f"told-{rank}").read_text()) for rank in range(world)]
     return {"told": told, "said": (folder / "said").read_text()}
 

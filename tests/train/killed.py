@@ -16,10 +16,8 @@ import mmap
 import os
 import random
 import signal
-import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import diamond.train as dt
+from tests.train.forked import fork_ranks, has_ended, wait_for
 
 SAMPLES = 103  # a prime: no batch size divides it
 PATIENCE_S = 60.0  # for a life to come as far as its kill
@@ -87,27 +86,11 @@ class Life:
     def __init__(self, folder: Path, world: int, until: int, hold_at: int | None) -> None:
         self._hold_at = hold_at
         self._reached = mmap.mmap(-1, 8)  # shared with the ranks
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.ranks = [self._fork(folder, until, rank, world, port) for rank in range(world)]
 
-    def _fork(self, folder: Path, until: int, rank: int, world: int, port: int) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
-        )  # fmt: skip
-        code = 1
-        try:
+        def work(rank: int) -> None:
             train(folder, until, delay_s=0.002, after_step=self._note if rank == 0 else lambda step: None)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+
+        self.ranks = fork_ranks(world, work)
 
     def _note(self, step: int) -> None:
         self._reached[:8] = step.to_bytes(8, "little")
@@ -122,12 +105,12 @@ class Life:
     def kill(self, aim: Aim, dice: random.Random) -> bool:
         """Whether it was training when it was killed."""
         ends = time.monotonic() + aim.after_s
-        while self.reached < aim.step and time.monotonic() < ends and not any(map(_has_ended, self.ranks)):
+        while self.reached < aim.step and time.monotonic() < ends and not any(map(has_ended, self.ranks)):
             time.sleep(0.0005)
         time.sleep(aim.moment_s)
         # One rank, or all at once, as a node that loses power.
         shot = self.ranks if dice.random() < 0.5 else [dice.choice(self.ranks)]
-        was_training = self.reached >= aim.step and not any(map(_has_ended, self.ranks))
+        was_training = self.reached >= aim.step and not any(map(has_ended, self.ranks))
         for pid in shot:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -138,11 +121,7 @@ class Life:
 
     def wait(self) -> list[int]:
         """How each rank ended; negative: of a signal."""
-        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self.ranks]
-
-
-def _has_ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return wait_for(self.ranks)
 
 
 def one_run(folder: Path, world: int, until: int, kills: int, seed: int) -> dict[str, Any]:

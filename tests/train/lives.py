@@ -1,7 +1,7 @@
 """Trains a small model with the Trainer of another library over and over again, each life ending as it is told. A
 program of its own: ranks are forked from a process that has the library loaded already, so that a life takes a second.
 
-    python lives.py huggingface|lightning FOLDER:WORLD:MODE:UNTIL=END,END,... ...
+    python -m tests.train.lives huggingface|lightning FOLDER:WORLD:MODE:UNTIL=END,END,... ...
 
 prints the exit statuses of every life by folder. A MODE is `often` (a checkpoint whenever it may be), `plain` (the
 callback as it comes), `own` (the Trainer is told when to save), `workers` (often, with processes that load), `stream`
@@ -19,7 +19,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -29,6 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from diamond.train.launch import free_port
+from tests.train.forked import has_ended, wait_for
 
 SAMPLES, BATCH, WORDS = 44, 4, 8
 DELAY_S = 0.004
@@ -220,15 +222,12 @@ def rank_life(library: str, run: Run, kind: str, at: int) -> int:
 
 
 def one_life(library: str, run: Run, kind: str, at: int) -> list[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    before, ranks = size(run.folder), []
+    before, ranks, port = size(run.folder), [], str(free_port())
     for rank in range(run.world):
         pid = os.fork()
         if pid == 0:
             os.environ.update(
-                RANK=str(rank), WORLD_SIZE=str(run.world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                RANK=str(rank), WORLD_SIZE=str(run.world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
                 DIAMOND_METRICS_FILE=str(run.folder / "metrics.jsonl"), WARN_AT=str(at if kind == "warn" else 0),
                 DIAMOND_TRAIN_FILE=str(run.folder / "train.jsonl"), OMP_NUM_THREADS="1",
                 DIAMOND_CONTINUE_FILE=str(run.folder / "continue"),
@@ -251,12 +250,12 @@ def one_life(library: str, run: Run, kind: str, at: int) -> list[int]:
             time.sleep(0.002)
         for pid in ranks if kind == "kill" else ranks[-1:]:
             os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGUSR1)
-    statuses = [os.waitpid(ranks[0], 0)[1]]
-    for pid in ranks[1:]:
-        if kind == "torn":  # a node that loses power takes all its ranks
+    if kind == "torn":  # a node that loses power takes all its ranks
+        while not has_ended(ranks[0]):
+            time.sleep(0.002)
+        for pid in ranks[1:]:
             os.kill(pid, signal.SIGKILL)
-        statuses.append(os.waitpid(pid, 0)[1])
-    return [os.waitstatus_to_exitcode(one) for one in statuses]
+    return wait_for(ranks)
 
 
 class Run(NamedTuple):

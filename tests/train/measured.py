@@ -12,11 +12,8 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
-import socket
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import diamond.train as dt
+from tests.train.forked import fork_ranks, wait_for
 
 WIDTH, SAMPLES, MEAN = 256, 40_000, 0.125
 # What is imported only when it is used: here, so that no rank has to.
@@ -82,28 +80,7 @@ def train(folder: Path, until: int, given: dict[str, Any]) -> None:
 def one_job(folder: Path, world: int, until: int, env: dict[str, str], given: dict[str, Any]) -> bool:
     """Whether all its ranks came to their end."""
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(world):
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1", **env,
-            )  # fmt: skip
-            code = 1
-            try:
-                train(folder, until, given)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        ranks.append(pid)
-    codes = [os.waitpid(pid, 0)[1] for pid in ranks]
-    return not any(codes)
+    return not any(wait_for(fork_ranks(world, lambda rank: train(folder, until, given), **env)))
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """A training whose nodes are lost: says each batch in a file before it is used, by job, generation and rank.
 
-outlived.py LEDGER UNTIL STEP_S    writes LEDGER.<job>.<generation>.<rank>
+outlived.py LEDGER UNTIL STEP_S [HOLD]    writes LEDGER.<job>.<generation>.<rank>
+
+At step HOLD it waits until the file LEDGER-go is there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def main() -> None:
     ledger, until, step_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    hold = int(sys.argv[4]) if len(sys.argv) > 4 else None
     torch.set_num_threads(1)
     with dt.run(save_every_s=1.0) as run:
         torch.manual_seed(0)
@@ -52,6 +55,8 @@ def main() -> None:
                 lines.write(json.dumps(line) + "\n")
                 lines.flush()
                 time.sleep(step_s)
+                while run.step_number == hold and not os.path.exists(f"{ledger}-go"):
+                    time.sleep(0.1)
                 run.backward(model(inputs).square().mean())
                 run.step()
 

@@ -1,7 +1,7 @@
 """Trains small models with K-FAC made before anything is known of ranks, over and over again on two of them. A program
 of its own: ranks are forked from a process that has torch loaded already.
 
-    python preconditioned.py FOLDER:KIND:UNTIL ...
+    python -m tests.train.preconditioned FOLDER:KIND:UNTIL ...
 
 writes FOLDER/UNTIL-RANK.json for each: the losses of that life, and who owns which layer.
 """
@@ -9,10 +9,7 @@ writes FOLDER/UNTIL-RANK.json for each: the losses of that life, and who owns wh
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import diamond.train as dt
 import diamond.train.loop.running  # noqa: F401 - loaded before ranks are forked
 from diamond.optim import KFAC
+from tests.train.forked import fork_ranks, wait_for
 
 WORLD = 2
 
@@ -66,28 +64,7 @@ def live(scene: str) -> bool:
     """Whether all ranks came to their end."""
     folder, kind, until = scene.split(":")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(WORLD):
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), DIAMOND_TRAIN_QUIET="1",
-            )  # fmt: skip
-            code = 1
-            try:
-                train(Path(folder), kind, int(until))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        ranks.append(pid)
-    codes = [os.waitpid(pid, 0)[1] for pid in ranks]  # all of them, whatever the first says
-    return not any(codes)
+    return not any(wait_for(fork_ranks(WORLD, lambda rank: train(Path(folder), kind, int(until)))))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Trainer(Served):
 
 @pytest.fixture(scope="module")
 def train() -> Iterator[Trainer]:
-    one = Trainer("grown.py")
+    one = Trainer("grown")
     yield one
     one.close()
 
@@ -277,7 +277,7 @@ def test_without_a_compiler_it_trains_all_the_same(train: Trainer, tmp_path: Pat
 
 def test_a_compiler_that_fails(tmp_path: Path) -> None:
     env = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    train = Trainer("grown.py")  # its own: which compiler is used is settled when torch.compile is imported
+    train = Trainer("grown")  # its own: which compiler is used is settled when torch.compile is imported
     told, said = train(tmp_path / "run", 1, until=2, run={"compile": True}, env=env)
     train.close()
     assert "training goes on without torch.compile: a trial failed" in said

@@ -20,6 +20,7 @@ import pytest
 
 import diamond
 import diamond.train
+from diamond.train.launch import free_port
 from testing.waiting import eventually
 
 PACKAGE = Path(diamond.train.__file__).parent
@@ -424,10 +425,7 @@ def test_two_nodes_reduce_together(tmp_path: Path) -> None:
         "print(f'sum {total.item():g} of {dist.get_world_size()}')\n"
         "dist.destroy_process_group()\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = ("--ranks", 1, "--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
+    common = ("--ranks", 1, "--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
     nodes = [
         subprocess.Popen(
             launcher(*common, "--node-rank", number, argv=[sys.executable, str(program)]),

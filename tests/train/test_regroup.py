@@ -313,7 +313,7 @@ def node(
 
 
 def test_a_rank_lost_on_another_node(begin: Begin, tmp_path: Path) -> None:
-    port = launcher._free_port()
+    port = launcher.free_port()
     both = [node(begin, number, port) for number in range(2)]
     for kill in range(2):
         eventually(reached(tmp_path, 1, JOINED_AT, kill), what="it trains", within_s=60)
@@ -324,7 +324,7 @@ def test_a_rank_lost_on_another_node(begin: Begin, tmp_path: Path) -> None:
 
 
 def test_a_lost_node_is_done_without_and_a_new_one_is_taken_in(begin: Begin, tmp_path: Path) -> None:
-    port = launcher._free_port()
+    port = launcher.free_port()
     first, second = (node(begin, number, port, script=SCRIPT) for number in range(2))
     eventually(reached(tmp_path, 1, 10), what="both train", within_s=60)
     os.kill(second.pid, signal.SIGKILL)  # as when a node goes: launcher and ranks
@@ -347,7 +347,7 @@ def test_a_lost_node_is_done_without_and_a_new_one_is_taken_in(begin: Begin, tmp
 
 @pytest.mark.parametrize("chained", [True, False])
 def test_too_few_nodes_end_the_job_and_the_next_of_a_chain_goes_on(begin: Begin, tmp_path: Path, chained: bool) -> None:
-    port = launcher._free_port()
+    port = launcher.free_port()
     env = {"DIAMOND_CONTINUE_FILE": str(tmp_path / "continue")} if chained else {}
     first, second = (node(begin, number, port, 2, "--min-nodes", 2, **env) for number in range(2))
     eventually(reached(tmp_path, 1, JOINED_AT), what="both train", within_s=60)
@@ -362,7 +362,7 @@ def test_too_few_nodes_end_the_job_and_the_next_of_a_chain_goes_on(begin: Begin,
 @pytest.mark.parametrize("late", [0, 1])
 def test_programs_that_know_nothing_of_it_end_as_they_like(late: int, tmp_path: Path) -> None:
     """A node whose ranks are done early is not a lost one."""
-    port = launcher._free_port()
+    port = launcher.free_port()
     code = f"import os, time; time.sleep(3 * (os.environ['RANK'] == '{late}')); print('bye', os.environ['RANK'])"
     both = []
     for number in range(2):
@@ -376,7 +376,7 @@ def test_programs_that_know_nothing_of_it_end_as_they_like(late: int, tmp_path: 
 
 def test_strangers_at_the_launchers_port_change_nothing(begin: Begin, tmp_path: Path) -> None:
     """Garbage, depth, silence and a wrong key, many at once; then a rank is lost, and comes back."""
-    port = launcher._free_port()
+    port = launcher.free_port()
     for number in range(2):
         node(begin, number, port)
     first = eventually(reached(tmp_path, 1, JOINED_AT), what="it trains", within_s=60)

@@ -37,11 +37,12 @@ def launched(folder: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def lose_a_rank(folder: Path, *, saved: bool) -> None:
-    """After the first checkpoint, where one is to be `saved`."""
+    """After the second checkpoint, where one is to be `saved`: then the first is safe, and the launcher knows of it."""
     step = eventually(reached(folder, 1, 10), what="it trains", within_s=90)
     if saved:
-        eventually(lambda: any((folder / "checkpoints").glob("step-*[0-9]")), what="it has saved", within_s=30)
-        eventually(reached(folder, 1, step.number + 20), what="it trains on", within_s=30)
+        whole = lambda: {path.name for path in (folder / "checkpoints").glob("step-*[0-9]")}  # noqa: E731
+        first = eventually(whole, what="it has saved", within_s=30)
+        eventually(lambda: whole() - first, what="and again", within_s=30)
     os.kill(step.pid, signal.SIGKILL)
     eventually(lambda: process_state(step.pid) in ("Z", ""), what="it is dead", within_s=10)
 

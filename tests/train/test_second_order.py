@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import diamond.train as dt  # noqa: E402
 from diamond.optim import KFAC, Compress, OptimError, attach  # noqa: E402
-from tests.train.trained import environment  # noqa: E402
+from tests.train.trained import ROOT, environment  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +54,9 @@ def test_it_goes_on_where_it_ended_to_the_last_bit(tmp_path: Path, options: dict
 
 
 def test_made_before_ranks_meet_it_follows_the_model_into_copies_and_shards(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("preconditioned.py")
     scenes = (f"{tmp_path}/{one}" for one in ("copies:ddp:9", "shards:fsdp:9", "parts:fsdp:4", "parts:fsdp:9"))
-    argv = [sys.executable, str(program), *scenes]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    argv = [sys.executable, "-m", "tests.train.preconditioned", *scenes]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):
         copies, shards, begun, ended = (

@@ -19,7 +19,7 @@ Train = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def train() -> Iterator[Train]:
-    program = Served("killed.py")
+    program = Served("killed")
 
     def run(
         folder: Path, world: int, until: int, kills: int = 0, seed: int = 0, parallel: str = "auto"

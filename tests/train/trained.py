@@ -15,8 +15,8 @@ import yaml
 import diamond.train
 from diamond.core.tasks import TaskSpec
 
-PROGRAM = Path(__file__).parent / "lives.py"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 LAUNCH = Path(diamond.train.__file__).with_name("launch.py")
 
 
@@ -44,8 +44,8 @@ def launched(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 def live(library: str, *runs: str) -> tuple[dict[str, list[list[int]]], str]:
     """The exit statuses of each run's lives, and what was said meanwhile."""
-    argv = [sys.executable, str(PROGRAM), library, *runs]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, env=environment())
+    argv = [sys.executable, "-m", "tests.train.lives", library, *runs]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
     return told, done.stderr

@@ -204,7 +204,7 @@ _SETUP_DONE = """\
 """
 
 _ONE_RANK = """\
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
 """
 
@@ -264,7 +264,7 @@ DIAMOND_PYTHON=$(command -v {python} || command -v python3)
 
 _SEVERAL_NODES = """\
 DIAMOND_SRUN=$(command -v srun)
-export MASTER_ADDR=${{HOSTNAME:-$(hostname)}} MASTER_PORT=$((20000 + RANDOM % 20000))
+export MASTER_ADDR=${{HOSTNAME:-$(hostname)}} MASTER_PORT=$((20000 + RANDOM % 12000))
 read -r DIAMOND_LAUNCH_KEY < /proc/sys/kernel/random/uuid
 export DIAMOND_LAUNCH_KEY
 """

@@ -418,6 +418,10 @@ class Launcher:
         """By whoever ends the job; Ctrl-C is a person's wish, after which nothing goes on."""
         return self._told == signal.SIGTERM
 
+    @property
+    def has_killed(self) -> bool:
+        return self._killed
+
     def wake(self) -> None:
         """End the wait in the selector; from any thread."""
         with contextlib.suppress(OSError):
@@ -603,7 +607,7 @@ def _keeper(launcher: Launcher, options: argparse.Namespace) -> Any:
             import regroup
     except ImportError:
         return None
-    return regroup.Keeper(launcher, options, _free_port)
+    return regroup.Keeper(launcher, options, free_port)
 
 
 def _shared(options: argparse.Namespace) -> dict[str, str]:
@@ -638,7 +642,7 @@ def _num_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port nobody listens on, below the range from which Linux takes ports for outgoing connections."""
     for port in [*(20000 + secrets.randbelow(12000) for _ in range(50)), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -753,7 +757,7 @@ def _parse(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
         # Variables left over from an enclosing job do not count: a single node needs no one else's address.
         options.node_rank = options.node_rank or 0
         options.master_addr = options.master_addr or "127.0.0.1"
-        options.master_port = _free_port() if options.master_port is None else options.master_port
+        options.master_port = free_port() if options.master_port is None else options.master_port
     else:
         try:
             if options.node_rank is None:

@@ -121,8 +121,12 @@ class Keeper:
 
     def tick(self, now: float) -> float | None:
         """Do what is due; when to come again."""
-        if self._launcher.is_ending and self._is_cut_short is None:
-            self._is_cut_short = self._launcher.is_told_to_stop and self._is_regrouping() and self._may_go_on_later()
+        if self._launcher.is_ending and self._is_cut_short is None and not self._launcher.has_killed:
+            # Not only once: a rank that was lost before the signal came may take a moment to be gone.
+            if not self._launcher.is_told_to_stop:
+                self._is_cut_short = False
+            elif self._is_regrouping():
+                self._is_cut_short = self._may_go_on_later()
         if self._state == RUNNING:
             if self._launcher.is_ending:
                 self._due = self._asked_at = None

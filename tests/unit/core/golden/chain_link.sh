@@ -47,7 +47,7 @@ if [[ ! -e '/scratch/me/jobs/job_02 '"'"'$(x)'/setup.done ]]; then
   (enter; exec "$DIAMOND_BASH" -e "$DIAMOND_RUN_DIR/setup.sh") 2>&3 3>&- || finish setup $?
 fi
 : > setup.done
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?

@@ -37,7 +37,7 @@ enter() {
 
 # What this shell itself says of programs that are killed is noise in your log.
 exec 3>&2 2> /dev/null
-export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 20000))
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000))
 export WORLD_SIZE=1 RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&-
 finish run $?

@@ -44,7 +44,7 @@ enter() {
 exec 3>&2 2> /dev/null
 DIAMOND_PYTHON=$(command -v python3 || command -v python3)
 DIAMOND_SRUN=$(command -v srun)
-export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 20000))
+export MASTER_ADDR=${HOSTNAME:-$(hostname)} MASTER_PORT=$((20000 + RANDOM % 12000))
 read -r DIAMOND_LAUNCH_KEY < /proc/sys/kernel/random/uuid
 export DIAMOND_LAUNCH_KEY
 # Each node has a step of its own: one for all counts as failed when a node is lost, and srun may wait for it for ever.
