@@ -187,7 +187,7 @@ _ADAMW = {
 }
 _KFAC = {
     "lr": LogUniform(2e-3, 3e-1),
-    "damping": LogUniform(3e-6, 3e-3),
+    "damping": LogUniform(1e-4, 1e-2),
     "weight_decay": LogUniform(1e-5, 1e-2),
     "momentum": Choice((0.9,)),
     "clip": LogUniform(3e-5, 1e-3),

@@ -308,3 +308,22 @@ class Following(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         self.losses.note(func, args, kwargs or {}, result, squares=True)
         return result
+
+
+@pytest.mark.parametrize("far", [1.0, 20.0])
+@pytest.mark.parametrize("name", [name for name in EXPRESSIONS if name.startswith(("mse", "squares", "classes", "bce"))])
+def test_how_far_the_loss_rises_over_its_tangent(name: str, far: float) -> None:
+    """However far the output moves, without a word about the targets: a parabola would say too little, or too much."""
+    torch.manual_seed(8)
+    out, by = torch.randn(N, C, requires_grad=True), far * torch.randn(N, C)
+    capture = Losses()
+    with Following(capture):
+        loss = EXPRESSIONS[name](out)
+    (outcome,) = capture.before_backward([loss])
+    loss.backward()
+    assert out.grad is not None
+    risen = EXPRESSIONS[name]((out + by).detach()) - loss.detach() - (out.grad * by).sum()
+    if outcome.kind == "bce_probabilities":  # of which the targets must be known
+        close(outcome.beyond(by), outcome.quadratic(by, by) / 2, 1e-6)
+    else:
+        close(outcome.beyond(by), risen, 1e-4)

@@ -173,7 +173,7 @@ def measure(
                 torch._foreach_add_(step, held(last), alpha=lengths.momentum)
             by = moved_by(step, 1.0)
             linear = unit * (slope.float() * by.reshape(slope.shape)).sum()
-            return float(add_up(torch.stack([linear + outcome.quadratic(by, by) / 2]), outcome.terms))
+            return float(add_up(torch.stack([linear + outcome.beyond(by)]), outcome.terms))
 
         promised = _promised(found, rate, [float(one) for one in slopes], [float(one) for one in numbers])
         found = _shortened(found, change, rate * found.step * float(slopes[0]) * (1 - rate / 2), promised)

@@ -88,6 +88,21 @@ class Outcome:
             found = (_curvature(self, out) * u * w).sum()
         return found * (self.scale / self.terms)
 
+    def beyond(self, moved: Tensor) -> Tensor:
+        """By how much the loss rises over its tangent when the output moves (in any shape) so far.
+
+        Exact for the losses that are linear in their targets, which then need not be known; to second order for others.
+        """
+        if self.kind not in _BEYOND:
+            return self.quadratic(moved, moved) / 2
+        out, by = plain(self.output).detach().float(), self._arranged(moved).float()
+        if self.kind in _CLASSES:
+            out, by = self._classes_last(out), self._classes_last(by)
+        risen = _BEYOND[self.kind](out, by)
+        if self.kept is not None:
+            risen = risen * self.kept.square()
+        return risen.sum() * (self.scale / self.terms)
+
     def _arranged(self, moved: Tensor) -> Tensor:
         """As the loss saw the model's output: classes second, axes exchanged or flattened."""
         out = self.output
@@ -210,6 +225,15 @@ _DRAWS: dict[str, Callable[[Outcome, Tensor, torch.Generator | None], Tensor]] =
     "poisson_rates": _normal,
     "bce": _of_two,
     "bce_probabilities": _of_two,
+}
+
+
+# Over the tangent, by entry of the output (cross-entropy: by term).
+_BEYOND: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": lambda out, by: (out + by).logsumexp(-1) - out.logsumexp(-1) - (out.softmax(-1) * by).sum(-1),
+    "mse": lambda out, by: by.square(),
+    "bce": lambda out, by: F.softplus(out + by) - F.softplus(out) - out.sigmoid() * by,
+    "poisson": lambda out, by: (out + by).exp() - out.exp() * (1 + by),
 }
 
 
