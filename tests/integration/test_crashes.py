@@ -87,8 +87,10 @@ def arm(service: Service, point: str, nth: int) -> str:
     """Restart the process that passes `point` with the fault armed."""
     name = "server" if point.startswith("server.") else "agent"
     service.kill(getattr(service, name))
-    start = service.start_server if name == "server" else service.start_agent
-    start(fault=f"{point}:{nth}")
+    if name == "server":  # which may pass the point before anybody has asked whether it is up
+        service.start_server(fault=f"{point}:{nth}", wait=False)
+    else:
+        service.start_agent(fault=f"{point}:{nth}")
     return name
 
 

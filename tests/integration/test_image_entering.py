@@ -45,18 +45,20 @@ From: {BASE_INSIDE}
 # Says which signals come, and how often; at the end it needs files of its image that it has not read before.
 PROGRAM = """\
 import os, signal, sys, time
+def say(word):  # not print: a signal may come in the middle of one
+    os.write(1, (word + "\\n").encode())
 def on_warning(number, frame):
-    print("warned", flush=True)
+    say("warned")
 def on_stop(number, frame):
-    print("told to stop", flush=True)
+    say("told to stop")
     time.sleep(1)
     import xml.dom.minidom, sqlite3, email.mime.text
-    print("saved", flush=True)
+    say("saved")
     os._exit(7)
 if sys.argv[1] == "catches":
     signal.signal(signal.SIGUSR1, on_warning)
 signal.signal(signal.SIGTERM, on_stop)
-print("up", flush=True)
+say("up")
 while True:
     time.sleep(0.1)
 """

@@ -311,7 +311,9 @@ class Following(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("far", [1.0, 20.0])
-@pytest.mark.parametrize("name", [name for name in EXPRESSIONS if name.startswith(("mse", "squares", "classes", "bce"))])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPRESSIONS if name.startswith(("mse", "squares", "classes", "bce"))]
+)
 def test_how_far_the_loss_rises_over_its_tangent(name: str, far: float) -> None:
     """However far the output moves, without a word about the targets: a parabola would say too little, or too much."""
     torch.manual_seed(8)
