@@ -35,7 +35,7 @@ SECTIONS = {
     ),
     "Results": ("outputs", "cp", "metrics"),
     "Environments": ("image", "secret"),
-    "Machines": ("gpus", "endpoint", "agent"),
+    "Machines": ("gpus", "endpoint", "agent", "simulate"),
     "People": ("login", "logout", "whoami", "token", "session", "user", "notify", "audit", "quota", "project"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
 }
@@ -90,6 +90,7 @@ def build() -> typer.Typer:
     from diamond.cli import (
         parse_accounts,
         parse_images,
+        parse_planning,
         parse_projects,
         parse_quotas,
         parse_secrets,
@@ -112,6 +113,7 @@ def build() -> typer.Typer:
         parse_trust.register(app)
         parse_quotas.register(app)
         parse_service.register(app)
+        parse_planning.register(app)
         for each in (app, *(group.typer_instance for group in app.registered_groups)):
             for command in each.registered_commands if each else ():
                 own = command.cls is not None and issubclass(command.cls, Command)

@@ -1,0 +1,184 @@
+"""`diamond simulate`: a trace through policies, a table, and pictures where they are wanted."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diamond.cli import render
+from diamond.cli.session import emit, say
+from diamond.core.durations import parse_duration
+from diamond.core.errors import InvalidInput
+from diamond.planner.pools.policies import named
+from diamond.planner.pools.simulation import pictures
+from diamond.planner.pools.simulation.applications import ANY, Application, pollux_applications, sia_applications
+from diamond.planner.pools.simulation.engine import simulate as replay
+from diamond.planner.pools.simulation.outcomes import Outcome
+from diamond.planner.pools.simulation.workloads import Arrival, read_arrivals
+from diamond.planner.pools.snapshot import Node
+
+_NODES = re.compile(r"(\d{1,5})x(\d{1,3})(?::([A-Za-z0-9._-]{1,40}))?")
+_KNOWLEDGE = ("estimated", "warm", "oracle")
+_MOST_BARS = 20_000  # a picture with more is larger than anybody's browser likes
+
+
+def simulate(
+    trace: Path,
+    *,
+    policies: Sequence[str],
+    nodes: Sequence[str],
+    traces: Path | None,
+    interval: str,
+    restart: str | None,
+    knowledge: str,
+    noise: float,
+    seed: int,
+    first: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    pool = _pool(nodes)
+    chosen = [named(name) for name in dict.fromkeys(policies)]
+    if knowledge not in _KNOWLEDGE:
+        raise InvalidInput(
+            f"--knowledge {knowledge[:40]!r} is not known", hint=f"one of {', '.join(_KNOWLEDGE)}", field="--knowledge"
+        )
+    arrivals = read_arrivals(trace, gpus_per_node=max(node.gpus for node in pool))[:first]
+    applications = _applications(arrivals, pool, traces)
+    outcomes = []
+    for policy in chosen:
+        if not as_json and sys.stderr.isatty():
+            say(f"{policy.name}: {render.count(len(arrivals), 'task')} on {sum(one.gpus for one in pool)} GPUs …")
+        outcomes.append(
+            replay(
+                arrivals,
+                policy,
+                pool,
+                applications=applications,
+                interval_s=_seconds("--interval", interval),
+                restart_s=None if restart is None else _seconds("--restart", restart),
+                knowledge=knowledge,  # type: ignore[arg-type]
+                noise=noise,
+                seed=seed,
+            )
+        )
+    written = _write(out, outcomes, pool) if out is not None else []
+    if as_json:
+        emit({"outcomes": [{"policy": one.policy, **one.summary()} for one in outcomes], "files": written})
+        return
+    _show(outcomes)
+    if out is not None:
+        say(f"pictures and every task's times are in {render.clean(out)}")
+
+
+def _pool(texts: Sequence[str]) -> list[Node]:
+    found: list[Node] = []
+    for text in texts:
+        said = _NODES.fullmatch(text)
+        if said is None or not int(said[1]) or not int(said[2]):
+            raise InvalidInput(
+                f"--nodes {text[:40]!r} is no pool", hint="nodes times GPUs, such as 16x4 or 6x4:a100", field="--nodes"
+            )
+        kind = said[3] or ANY
+        found += [
+            Node(name=f"{'' if kind == ANY else kind + '-'}{len(found) + number:03}", gpu_type=kind, gpus=int(said[2]))
+            for number in range(1, int(said[1]) + 1)
+        ]
+    return found
+
+
+def _seconds(option: str, text: str) -> float:
+    if text in ("0", "0s"):
+        return 0.0
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {error}", hint="such as 60s, 5m or 1h", field=option) from None
+
+
+def _applications(arrivals: Sequence[Arrival], pool: Sequence[Node], traces: Path | None) -> dict[str, Application]:
+    """True behaviour of those that the trace names; what was recorded by Slurm needs none."""
+    names = sorted({one.application for one in arrivals if one.application})
+    if not names:
+        return {}
+    if traces is None:
+        raise InvalidInput(
+            f"the trace names applications ({', '.join(names[:4])}), and not how they behave",
+            hint="give --traces FOLDER, with a folder for each that holds placements.csv, scalability.csv and "
+            "validation-*.csv",
+            field="--traces",
+        )
+    kinds = sorted({node.gpu_type for node in pool})
+    return pollux_applications(traces, names) if kinds == [ANY] else sia_applications(traces, names, kinds)
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    rows = []
+    for one in outcomes:
+        found = one.summary()
+        rows.append(
+            (
+                one.policy,
+                _time(found["completion_mean_s"]),
+                _time(found["completion_median_s"]),
+                _time(found["completion_p99_s"]),
+                _time(found["makespan_s"]),
+                _time(found["wait_mean_s"]),
+                f"{found['gpu_hours']:,.0f}",
+                f"{100 * found['utilisation']:.0f} %",
+                f"{found['restarts_mean']:.1f}",
+                f"{found['rho_mean']:.2f}",
+                f"{found['rho_worst']:.1f}",
+                f"{1000 * found['decision_mean_s']:.0f} ms",
+            )
+        )
+    render.print_table(
+        (
+            "POLICY",
+            "MEAN",
+            "MEDIAN",
+            "P99",
+            "ALL DONE",
+            "WAIT",
+            "GPU-HOURS",
+            "BUSY",
+            "MOVES",
+            "RHO",
+            "WORST",
+            "DECIDES",
+        ),
+        rows,
+        droppable=("DECIDES", "WORST", "RHO", "BUSY"),
+    )
+    say("times from submission to end; moves a task; rho: over what a fair share alone would have taken")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+
+
+def _write(out: Path, outcomes: Sequence[Outcome], pool: Sequence[Node]) -> list[str]:
+    out.mkdir(parents=True, exist_ok=True)
+    lanes = {node.name: node.gpus for node in pool}
+    files: dict[str, str] = {
+        "completion.svg": pictures.completion({one.policy: [t.completion_s for t in one.tasks] for one in outcomes}),
+        "gpus.svg": pictures.utilisation(
+            {one.policy: pictures.busy_of(one.timeline) for one in outcomes}, sum(lanes.values())
+        ),
+    }
+    for one in outcomes:
+        bars = pictures.bars_of(one.timeline, lanes)
+        if len(bars) <= _MOST_BARS:
+            files[f"gantt-{one.policy}.svg"] = pictures.gantt(f"Who had which GPUs: {one.policy}", bars, lanes)
+        files[f"{one.policy}.json"] = _lines(one.to_json())
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return sorted(files)
+
+
+def _lines(document: dict[str, Any]) -> str:
+    return jsonlib.dumps(document, separators=(",", ":")) + "\n"

@@ -1,0 +1,155 @@
+"""Decisions of Diamond's policy in words: what every task gets, against what it had, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from diamond.planner.pools.admitting import is_owed, waited_s
+from diamond.planner.pools.options import Ints, Options, Pool
+from diamond.planner.pools.policies.ledger import Ledger, smallest
+from diamond.planner.pools.policies.words import gpus, minutes, obstacle
+from diamond.planner.pools.snapshot import Demand, Placement, Snapshot
+from diamond.planner.pools.valuing import Taste, Worth, needed_for_load, restart_of
+
+
+def explain(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    pool: Pool,
+    table: Options,
+    value: Worth,
+    chosen: Ints,
+    placed: Mapping[str, Placement],
+    taste: Taste,
+) -> dict[str, str]:
+    """A reason for every task of the snapshot."""
+    words = _Words(snapshot, ledger, pool, table, placed, taste)
+    found = {name: f"keeps {gpus(ledger.shapes[name].gpus)}: it cannot be moved" for name in pool.held}
+    for task, demand in enumerate(table.tasks):
+        placement = placed.get(demand.id, ())
+        found[demand.id] = words.of_served(task, placement) if placement else words.of_waiting(task)
+    return found
+
+
+class _Words:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        ledger: Ledger,
+        pool: Pool,
+        table: Options,
+        placed: Mapping[str, Placement],
+        taste: Taste,
+    ) -> None:
+        self._snapshot, self._ledger, self._pool, self._table, self._taste = snapshot, ledger, pool, table, taste
+        self._kinds = {node.name: node.gpu_type for node in snapshot.nodes}
+        self._ends = _ends(snapshot, ledger, pool, table, placed)
+        self._free = {kind: int(total) for kind, total in zip(pool.kinds, pool.total, strict=True)}
+        self._holds: dict[str, int] = {}
+        owners = {demand.id: demand.owner for demand in snapshot.demands}
+        for name, placement in placed.items():
+            number = sum(one for _, one in placement)
+            self._free[self._kinds[placement[0][0]]] -= number
+            self._holds[owners[name]] = self._holds.get(owners[name], 0) + number
+
+    def of_served(self, task: int, placement: Placement) -> str:
+        demand = self._table.tasks[task]
+        number, kind = sum(one for _, one in placement), self._kinds[placement[0][0]]
+        now = self._ledger.shapes.get(demand.id)
+        tail = self._promise(demand)
+        if now is None:
+            many = f" on {len(placement)} nodes" if len(placement) > 1 else ""
+            return f"starts with {gpus(number)} of {kind}{many}{tail}"
+        if placement == self._ledger.standing[demand.id]:
+            return f"keeps {gpus(number)}{tail}"
+        cost = f"a restart of {minutes(restart_of(demand))}"
+        ratio = self._faster(task, kind, number)
+        if kind != now.gpu_type:
+            return (
+                f"moves from {gpus(now.gpus)} of {now.gpu_type} to {number} of {kind}{_times(ratio)}, for {cost}{tail}"
+            )
+        if number == now.gpus:
+            return f"moves with its {gpus(number)}: others fit only if it does, for {cost}{tail}"
+        if number > now.gpus:
+            return f"grows from {now.gpus} to {gpus(number)}{_times(ratio)}, worth {cost}{tail}"
+        return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; the others do more elsewhere{tail}"
+
+    def _promise(self, demand: Demand) -> str:
+        if demand.load is not None:
+            return f", enough for {needed_for_load(demand, self._taste):.3g} requests a second as far as there is room"
+        if is_owed(self._snapshot, demand, self._taste):
+            return f"; its turn after waiting {minutes(waited_s(self._snapshot, demand))}"
+        return ""
+
+    def _faster(self, task: int, kind: str, number: int) -> float:
+        """How many times as fast as now; 0.0 where that is not known."""
+        table, now = self._table, int(self._table.now[task])
+        rows = [
+            row for row in table.rows(task) if table.gpus[row] == number and self._pool.kinds[table.kind[row]] == kind
+        ]
+        return float(table.goodput[rows[0]] / table.goodput[now]) if rows and now >= 0 else 0.0
+
+    def of_waiting(self, task: int) -> str:
+        demand = self._table.tasks[task]
+        now = self._ledger.shapes.get(demand.id)
+        head = "waits" if now is None else f"stops, and gives back {gpus(now.gpus)}"
+        hindrance = obstacle(self._ledger, demand)
+        if hindrance:
+            return f"{head}: {hindrance}"
+        least = smallest(demand)
+        kinds = [kind for kind in self._pool.kinds if demand.runs_on(kind)]
+        if not self._table.rows(task):
+            held = any(int(self._pool.free[self._pool.kinds.index(kind)]) < least for kind in kinds)
+            why = "tasks that cannot be moved hold what it needs" if held else "it is not known to run on what is here"
+            return f"{head}: {why}{self._when(kinds, least)}"
+        quota = self._snapshot.quotas.get(demand.owner)
+        if quota is not None and self._holds.get(demand.owner, 0) + least > quota:
+            return f"{head}: its owner holds {self._holds.get(demand.owner, 0)} of {gpus(quota)} allowed"
+        return f"{head}: the {gpus(least)} it needs do more for others{self._when(kinds, least)}{self._turn(demand)}"
+
+    def _when(self, kinds: list[str], least: int) -> str:
+        soonest = min((self._free_at(kind, least) for kind in kinds), default=np.inf)
+        if not np.isfinite(soonest) or soonest <= 0.0:
+            return ""
+        return f"; {gpus(least)} come free in about {minutes(soonest)}"
+
+    def _free_at(self, kind: str, least: int) -> float:
+        """In how many seconds so many GPUs of a kind are free if nobody else takes them."""
+        free = self._free[kind]
+        if free >= least:
+            return 0.0
+        seconds, freed = self._ends[kind]
+        at = int(np.searchsorted(freed, least - free))
+        return float(seconds[at]) if at < len(seconds) else np.inf
+
+    def _turn(self, demand: Demand) -> str:
+        if not np.isfinite(self._taste.wait_s) or is_owed(self._snapshot, demand, self._taste):
+            return ""
+        ran = max(demand.running_s, 0.0) if np.isfinite(demand.running_s) else 0.0
+        rest = self._taste.wait_s * (1.0 + ran // self._taste.turn_s) - waited_s(self._snapshot, demand)
+        return f"; its turn comes in {minutes(rest)} at the latest, if there is room for all whose turn it is"
+
+
+def _times(ratio: float) -> str:
+    return f": {ratio:.2g} times as fast" if ratio > 0.0 else ""
+
+
+def _ends(
+    snapshot: Snapshot, ledger: Ledger, pool: Pool, table: Options, placed: Mapping[str, Placement]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By kind, in how many seconds tasks are expected to end, and how many GPUs are free by then."""
+    found: dict[str, list[tuple[float, int]]] = {kind: [] for kind in pool.kinds}
+    speeds = {
+        demand.id: float(table.goodput[row]) for demand, row in zip(table.tasks, table.now, strict=True) if row >= 0
+    }
+    for demand in snapshot.demands:
+        shape = ledger.shapes.get(demand.id)
+        if shape is not None and demand.id in placed and demand.left is not None and demand.id in speeds:
+            found[shape.gpu_type].append((max(demand.left.expected, 0.0) / speeds[demand.id], shape.gpus))
+    ends = {}
+    for kind, pairs in found.items():
+        pairs.sort()
+        ends[kind] = (np.array([one for one, _ in pairs]), np.cumsum([number for _, number in pairs]))
+    return ends
