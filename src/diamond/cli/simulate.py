@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,22 @@ from diamond.planner.pools.simulation.outcomes import Outcome
 from diamond.planner.pools.simulation.workloads import Arrival, read_arrivals
 from diamond.planner.pools.snapshot import Node
 
-_NODES = re.compile(r"(\d{1,5})x(\d{1,3})(?::([A-Za-z0-9._-]{1,40}))?")
+_NODES = re.compile(r"(\d{1,5})x(\d{1,3})(?::([A-Za-z0-9._-]{1,40}))?", re.ASCII)
 _KNOWLEDGE = ("estimated", "warm", "oracle")
+_MOST_GPUS = 100_000  # a pool with more is a slip of the finger
 _MOST_BARS = 20_000  # a picture with more is larger than anybody's browser likes
+_MOST_LANES = 5_000
+_OPTIONS = {
+    "applications": "--traces",
+    "interval_s": "--interval",
+    "knowledge": "--knowledge",
+    "nodes": "--nodes",
+    "noise": "--noise",
+    "policy": "--policy",
+    "restart_s": "--restart",
+    "seed": "--seed",
+}
+"""What arguments of the simulator are called here."""
 
 
 def simulate(
@@ -42,37 +57,58 @@ def simulate(
     as_json: bool,
 ) -> None:
     pool = _pool(nodes)
-    chosen = [named(name) for name in dict.fromkeys(policies)]
+    with _in_words_of_the_command():
+        chosen = [named(name) for name in dict.fromkeys(policies)]
+    interval_s = _seconds("--interval", interval)
+    restart_s = None if restart is None else _seconds("--restart", restart)
     if knowledge not in _KNOWLEDGE:
         raise InvalidInput(
-            f"--knowledge {knowledge[:40]!r} is not known", hint=f"one of {', '.join(_KNOWLEDGE)}", field="--knowledge"
+            f"{knowledge[:40]!r} is not known", hint=f"one of {', '.join(_KNOWLEDGE)}", field="--knowledge"
         )
+    if out is not None:
+        _check_folder(out)
     arrivals = read_arrivals(trace, gpus_per_node=max(node.gpus for node in pool))[:first]
     applications = _applications(arrivals, pool, traces)
     outcomes = []
     for policy in chosen:
         if not as_json and sys.stderr.isatty():
             say(f"{policy.name}: {render.count(len(arrivals), 'task')} on {sum(one.gpus for one in pool)} GPUs …")
-        outcomes.append(
-            replay(
-                arrivals,
-                policy,
-                pool,
-                applications=applications,
-                interval_s=_seconds("--interval", interval),
-                restart_s=None if restart is None else _seconds("--restart", restart),
-                knowledge=knowledge,  # type: ignore[arg-type]
-                noise=noise,
-                seed=seed,
+        with _in_words_of_the_command():
+            outcomes.append(
+                replay(
+                    arrivals,
+                    policy,
+                    pool,
+                    applications=applications,
+                    interval_s=interval_s,
+                    restart_s=restart_s,
+                    knowledge=knowledge,  # type: ignore[arg-type]
+                    noise=noise,
+                    seed=seed,
+                )
             )
-        )
-    written = _write(out, outcomes, pool) if out is not None else []
+    files = _files(outcomes, pool) if out is not None else {}
+    if out is not None:
+        _write(out, files)
     if as_json:
-        emit({"outcomes": [{"policy": one.policy, **one.summary()} for one in outcomes], "files": written})
+        emit({"outcomes": [{"policy": one.policy, **one.summary()} for one in outcomes], "files": sorted(files)})
         return
     _show(outcomes)
     if out is not None:
         say(f"pictures and every task's times are in {render.clean(out)}")
+        undrawn = [one.policy for one in outcomes if f"gantt-{one.policy}.svg" not in files]
+        if undrawn:
+            say(f"too much for a picture of who had which GPUs: {', '.join(undrawn)}")
+
+
+@contextmanager
+def _in_words_of_the_command() -> Iterator[None]:
+    """What is wrong with an argument is said of the option that it came from."""
+    try:
+        yield
+    except InvalidInput as error:
+        field = _OPTIONS.get(error.field, error.field)
+        raise InvalidInput(error.message, hint=error.hint, field=field) from error
 
 
 def _pool(texts: Sequence[str]) -> list[Node]:
@@ -81,8 +117,10 @@ def _pool(texts: Sequence[str]) -> list[Node]:
         said = _NODES.fullmatch(text)
         if said is None or not int(said[1]) or not int(said[2]):
             raise InvalidInput(
-                f"--nodes {text[:40]!r} is no pool", hint="nodes times GPUs, such as 16x4 or 6x4:a100", field="--nodes"
+                f"{text[:40]!r} is no pool", hint="nodes times GPUs, such as 16x4 or 6x4:a100", field="--nodes"
             )
+        if sum(node.gpus for node in found) + int(said[1]) * int(said[2]) > _MOST_GPUS:
+            raise InvalidInput(f"more than {_MOST_GPUS:,} GPUs", hint="give a smaller pool", field="--nodes")
         kind = said[3] or ANY
         found += [
             Node(name=f"{'' if kind == ANY else kind + '-'}{len(found) + number:03}", gpu_type=kind, gpus=int(said[2]))
@@ -97,7 +135,7 @@ def _seconds(option: str, text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise InvalidInput(f"{option}: {error}", hint="such as 60s, 5m or 1h", field=option) from None
+        raise InvalidInput(str(error), hint="such as 60s, 5m or 1h", field=option) from None
 
 
 def _applications(arrivals: Sequence[Arrival], pool: Sequence[Node], traces: Path | None) -> dict[str, Application]:
@@ -107,10 +145,14 @@ def _applications(arrivals: Sequence[Arrival], pool: Sequence[Node], traces: Pat
         return {}
     if traces is None:
         raise InvalidInput(
-            f"the trace names applications ({', '.join(names[:4])}), and not how they behave",
+            f"the trace names applications ({', '.join(name[:40] for name in names[:4])}), and not how they behave",
             hint="give --traces FOLDER, with a folder for each that holds placements.csv, scalability.csv and "
             "validation-*.csv",
             field="--traces",
+        )
+    if not traces.is_dir():
+        raise InvalidInput(
+            f"{traces} is no folder", hint="name the folder that holds one for each application", field="--traces"
         )
     kinds = sorted({node.gpu_type for node in pool})
     return pollux_applications(traces, names) if kinds == [ANY] else sia_applications(traces, names, kinds)
@@ -161,8 +203,19 @@ def _time(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
-def _write(out: Path, outcomes: Sequence[Outcome], pool: Sequence[Node]) -> list[str]:
-    out.mkdir(parents=True, exist_ok=True)
+def _check_folder(out: Path) -> None:
+    """Before hours of simulation, not after."""
+    try:
+        nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    if not nearest.is_dir():
+        raise InvalidInput(f"{nearest} is there, and is no folder", hint="name another folder", field="--out")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InvalidInput(f"{nearest} may not be written to", hint="name another folder", field="--out")
+
+
+def _files(outcomes: Sequence[Outcome], pool: Sequence[Node]) -> dict[str, str]:
     lanes = {node.name: node.gpus for node in pool}
     files: dict[str, str] = {
         "completion.svg": pictures.completion({one.policy: [t.completion_s for t in one.tasks] for one in outcomes}),
@@ -171,13 +224,35 @@ def _write(out: Path, outcomes: Sequence[Outcome], pool: Sequence[Node]) -> list
         ),
     }
     for one in outcomes:
-        bars = pictures.bars_of(one.timeline, lanes)
-        if len(bars) <= _MOST_BARS:
+        bars = pictures.bars_of(one.timeline, lanes) if sum(lanes.values()) <= _MOST_LANES else None
+        if bars is not None and len(bars) <= _MOST_BARS:
             files[f"gantt-{one.policy}.svg"] = pictures.gantt(f"Who had which GPUs: {one.policy}", bars, lanes)
         files[f"{one.policy}.json"] = _lines(one.to_json())
-    for name, text in files.items():
-        (out / name).write_text(text, encoding="utf-8")
-    return sorted(files)
+    return files
+
+
+def _write(out: Path, files: Mapping[str, str]) -> None:
+    """All of them, or none: each is written beside its place, and they go there together."""
+    beside = {name: out / f".{name}.{os.getpid()}.part" for name in files}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = [name for name in files if (out / name).is_dir()]
+        if taken:
+            raise InvalidInput(f"{out / taken[0]} is a folder", hint="name another folder", field="--out")
+        for name, text in files.items():
+            beside[name].write_text(text, encoding="utf-8")
+        for name, path in beside.items():
+            os.replace(path, out / name)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        for path in beside.values():
+            with suppress(OSError):
+                path.unlink()
+
+
+def _unwritable(out: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(f"{out}: {error.strerror}", hint="name another folder", field="--out")
 
 
 def _lines(document: dict[str, Any]) -> str:

@@ -66,14 +66,56 @@ def test_json_holds_every_figure(log: Path, capsys: pytest.CaptureFixture[str]) 
         (("--nodes", "0x4"), "16x4"),
         (("-p", "nice"), "policies: diamond, fifo"),
         (("--knowledge", "all"), "estimated, warm, oracle"),
-        (("--interval", "soon"), "soon"),
+        (("--interval", "soon"), "error: --interval: 'soon'"),
+        (("--interval", "0s"), "error: --interval: 0 s"),
+        (("--nodes", "99999x999"), "error: --nodes: more than 100,000 GPUs"),
+        (("--nodes", "\u0663x4"), "error: --nodes:"),
+        (("--noise", "nan"), "error: --noise: nan is out of range"),
+        (("--noise", "-1"), "error: --noise: -1 is out of range"),
+        (("--seed", "-1"), "error: --seed: -1 is too small"),
+        (("--policy", "nice"), "error: --policy: there is no policy 'nice'"),
     ],
 )
 def test_wrong_words_are_named(
     arguments: tuple[str, ...], said: str, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call("simulate", log, "--nodes", "2x4", *arguments) in (1, 2)
+    assert call("simulate", log, "--nodes", "2x4", *arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_task_larger_than_the_pool_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log.write_text(log.read_text().replace("|180|2", "|180|3"))
+    assert call("simulate", log, "--nodes", "2x4") == 2
+    assert "error: --nodes: task 1 asks for 12 GPUs of a kind, and there are 8" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_nothing_is(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = tmp_path / "taken"
+    (taken / "gpus.svg").mkdir(parents=True)
+    for out, said in ((log, "is no folder"), (log / "deeper", "is no folder"), (taken, "gpus.svg is a folder")):
+        assert call("simulate", log, "-p", "fifo", "--nodes", "2x4", "-o", out) == 2
+        said_now = capsys.readouterr()
+        assert "error: --out: " in said_now.err
+        assert said in said_now.err
+        assert said_now.out == ""
+    assert [path.name for path in taken.iterdir()] == ["gpus.svg"]
+
+
+def test_results_replace_a_link_and_not_what_it_leads_to(log: Path, tmp_path: Path) -> None:
+    other, out = tmp_path / "other", tmp_path / "out"
+    other.write_text("mine")
+    out.mkdir()
+    (out / "fifo.json").symlink_to(other)
+    assert call("simulate", log, "-p", "fifo", "--nodes", "2x4", "-o", out) == 0
+    assert other.read_text() == "mine"
+    assert json.loads((out / "fifo.json").read_text())["policy"] == "fifo"
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+def test_a_pool_too_large_to_draw_is_not_drawn(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("simulate", log, "-p", "fifo", "--nodes", "1300x4", "-o", tmp_path / "out") == 0
+    assert not (tmp_path / "out" / "gantt-fifo.svg").exists()
+    assert "too much for a picture" in capsys.readouterr().err
 
 
 def test_applications_need_to_be_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +153,17 @@ def test_pictures_of_nothing_and_of_hostile_names() -> None:
         completion({"<b>&": [3600.0]}),
         utilisation({}, 0),
         gantt("<script>", [Bar("n", 0, 1, 0.0, 5.0, '"><x')], {"n": 1}),
+        gantt("unseen", [Bar("n", 0, 1, 0.0, 5.0, "\x00\x1b[31m\x07\x0b\uffff\ud800]]>")], {"n": 1}),
         gantt("empty", [], {}),
     ):
         assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def test_a_picture_of_many_changes_stays_small_and_shows_the_peaks() -> None:
+    many = [(float(second), 3 * (second % 2)) for second in range(50_000)]
+    many[25_000] = (25_000.0, 8)
+    drawn = utilisation({"p": many}, 8)
+    assert len(drawn) < 600_000
+    (line,) = (one for one in ElementTree.fromstring(drawn) if one.tag.endswith("polyline"))
+    heights = {point.split(",")[1] for point in line.attrib["points"].split()}
+    assert len(heights) == 3

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diamond.core.errors import InvalidInput
+from diamond.planner.pools.policies.fifo import Fifo
 from diamond.planner.pools.profiles import Profiles
 from diamond.planner.pools.simulation import Application, Arrival, Failure, Outcome, simulate
 from diamond.planner.pools.snapshot import Decision, Demand, Placement, Shape, Snapshot
@@ -207,7 +208,14 @@ def test_a_policy_that_never_starts_anything_is_given_up(
         ({"interval_s": 0.0}, "interval_s: 0 s"),
         ({"knowledge": "all"}, "knowledge: 'all' is unknown"),
         ({"applications": {}}, "applications: t0: application 'toy' is unknown"),
-        ({"workload": arrivals(0.0, gpus=9)}, "nodes: t0 asks for 9 GPUs"),
+        ({"workload": arrivals(0.0, gpus=9)}, "nodes: task t0 asks for 9 GPUs"),
+        ({"workload": [Arrival("t0", 0.0, "toy", 1, 10**9)]}, "workload: task t0 asks for a batch of 1000000000"),
+        ({"workload": arrivals(math.inf)}, "workload: t0: comes at inf s"),
+        ({"restart_s": -1.0}, "restart_s: -1 s is no time"),
+        ({"noise": math.nan}, "noise: nan is out of range"),
+        ({"variety": 1000.0}, "variety: 1000 is out of range"),
+        ({"seed": -1}, "seed: -1 is too small"),
+        ({"max_gpus": 0}, "max_gpus: 0 is too small"),
         ({"failures": [Failure(node="x", at=0.0)]}, "failures: x is none of the nodes"),
         ({"failures": [Failure(node="any0", at=5.0, until=1.0)]}, "failures: .* cannot be"),
     ],
@@ -298,3 +306,31 @@ def test_kinds_of_gpus_have_their_own_times(tmp_path: Path) -> None:
     assert speeds[0] == pytest.approx(2 * speeds[1], rel=0.15)
     unprobed = [cold.snapshots[1].demands[0].speed.goodput(Shape(kind, 1, 1)) for kind in ("fast", "slow")]
     assert unprobed[0] == pytest.approx(unprobed[1], rel=0.15)
+
+
+def test_gpus_of_a_kind_that_a_task_cannot_use_do_not_count(tmp_path: Path) -> None:
+    pool = [*nodes(1, kind="fast"), *nodes(4, kind="slow")]
+    with pytest.raises(InvalidInput, match="nodes: task t0 asks for 8 GPUs of a kind, and there are 4"):
+        simulate(arrivals(0.0, gpus=8), Fifo(), pool, applications=toy(tmp_path, kinds=("fast",)))
+
+
+def test_figures_of_a_log_that_were_worked_out_by_hand() -> None:
+    """All eight GPUs for 120 min; behind it two tasks of four that came after 10 and 20 min, for 60 and 5 min."""
+    minute = 60.0
+    log = [
+        Arrival("1", 0.0, gpus=8, duration_s=120 * minute, limit_s=180 * minute),
+        Arrival("2", 10 * minute, gpus=4, duration_s=60 * minute, limit_s=90 * minute),
+        Arrival("3", 20 * minute, gpus=4, duration_s=5 * minute, limit_s=10 * minute),
+    ]
+    outcome = simulate(log, Fifo(), nodes(2))
+    assert [one.ended_at / minute for one in outcome.tasks] == pytest.approx([120.0, 180.0, 125.0])
+    # Tasks in the pool: 1 until 10 min, 2 until 20, 3 until 120, 2 until 125, then 1.
+    contention = [330 / 120, 385 / 170, 310 / 105]
+    assert [one.contention for one in outcome.tasks] == pytest.approx(contention)
+    shares = [8 / number for number in contention]
+    alone = [120 * 8 / shares[0], 60 * 4 / shares[1], 5 * 4 / shares[2]]
+    assert [one.rho for one in outcome.tasks] == pytest.approx([120 / alone[0], 170 / alone[1], 105 / alone[2]])
+    found = outcome.summary()
+    assert found["gpu_hours"] == pytest.approx(8 * 2 + 4 * 1 + 4 * 5 / 60)
+    assert found["utilisation"] == pytest.approx(found["gpu_hours"] / (8 * 3))
+    assert found["wait_mean_s"] == pytest.approx((0 + 110 + 100) * minute / 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +113,28 @@ def test_tables_that_are_wrong_say_where(tmp_path: Path) -> None:
         Application.read(tmp_path, "toy")
     with pytest.raises(InvalidInput, match=r"no validation-BATCH\.csv"):
         Application.read(tmp_path, "other")
+    with pytest.raises(InvalidInput, match=r"'\.\./toy' is no folder's name"):
+        Application.read(tmp_path / "other", "../toy")
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "message"),
+    [
+        ("placements.csv", "2.5,8,1,0.1", "column placement: '2.5' is not a digit"),
+        ("placements.csv", "20,8,1,0.1", "column placement: '20' is not a digit"),
+        ("placements.csv", "22,8,0,0", "column step_time: a step takes time"),
+        ("placements.csv", "22,8,nan,0", "column step_time: nan is out of range"),
+        ("placements.csv", "22,0,1,0", "column local_bsz: 0 is out of range"),
+        ("validation-16.csv", "1,3,0,1,4", "column progress: 1 is not above"),
+        ("validation-16.csv", "1e6,3,0,0,0", "column grad_var: there is no gradient"),
+        ("validation-16.csv", "1e6,3,0,-1,4", "column grad_sqr: -1 is out of range"),
+    ],
+)
+def test_measurements_that_cannot_be_are_refused(tmp_path: Path, table: str, line: str, message: str) -> None:
+    path = write_application(tmp_path) / "toy" / table
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(InvalidInput, match=message):
+        Application.read(tmp_path, "toy")
 
 
 def test_workloads_come_in_order(tmp_path: Path) -> None:
@@ -137,6 +161,74 @@ def test_accounting_as_sacct_prints_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("30", 1800.0),
+        ("30:15", 1815.0),
+        ("02:00:00", 7200.0),
+        ("1-12", 36 * 3600.0),
+        ("1-12:30", 36.5 * 3600),
+        ("1-00:00:01", 86_401.0),
+        ("Partition_Limit", None),
+        ("infinite", None),
+        ("", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_writes_them(tmp_path: Path, said: str, seconds: float | None) -> None:
+    path = tmp_path / "slurm.txt"
+    path.write_text(PIPES.replace("1-02:00:00|2", f"{said}|2"))
+    assert read_arrivals(path)[0].limit_s == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + PIPES,
+        PIPES.replace("\n", "\r\n"),
+        PIPES.replace("\n", "|\n"),
+        PIPES.replace("User", "JobName").replace("ada", '"a').replace("bob", "b\\|c"),
+        PIPES.replace("T00:02:30", "T01:02:30+01:00"),
+    ],
+    ids=["byte order mark", "carriage returns", "sacct -p", "quotes and bars", "time zones"],
+)
+def test_accounting_as_other_tools_leave_it(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "slurm.txt"
+    path.write_bytes(text.encode())
+    found = read_arrivals(path)
+    assert [(one.name, one.at, one.gpus, one.duration_s) for one in found] == [
+        ("7", 0.0, 6, 3600.0),
+        ("9", 120.0, 3, 30.0),
+    ]
+
+
+def test_accounting_may_come_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(PIPES,))
+    writer.start()
+    assert len(read_arrivals(pipe)) == 2
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "line 1: these are neither a workload's columns nor"),
+        (PIPES.encode("utf-16"), "line 1: not UTF-8"),
+        (PIPES.replace("ada", "\xe9").encode("latin-1"), "line 2: not UTF-8"),
+        (PIPES.replace("ada", "a\0").encode(), "line 2: holds a NUL"),
+        (PIPES.encode() + b"x" * 200_000, "line 6: longer than 100000 bytes"),
+    ],
+    ids=["empty", "utf-16", "latin-1", "nul", "endless line"],
+)
+def test_what_is_no_table_says_so(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match=message):
+        read_arrivals(path)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (WORKLOAD.replace("10,", "soon,"), "line 3, column time: 'soon' is not a number"),
@@ -149,6 +241,16 @@ def test_accounting_as_sacct_prints_it(tmp_path: Path) -> None:
         (PIPES.replace("|NNodes", "|Nodes"), "line 1: no column NNodes"),
         (PIPES.replace("|Timelimit", "|Limit"), "line 1: no column Timelimit"),
         (COLUMNS.replace("\t2\n", "\n", 1), "line 4, column NNodes: is missing"),
+        (WORKLOAD.replace("10,", "1e300,"), "line 3, column time: 1e300 is out of range"),
+        (WORKLOAD.replace(",16", ",1e30"), "line 3, column batch_size: 1e30 is out of range"),
+        (WORKLOAD.replace(",16", ",16,7"), "line 3: more values than the 5 columns"),
+        (WORKLOAD.replace("a,10", '"' + "a\n" * 80_000), "line .*field larger than field limit"),
+        (PIPES.replace("|ada|", "|a|da|", 1), "line 2: more values than the 8 columns"),
+        (PIPES.replace("|User|", "|JobID|"), "line 1: column JobID is there twice"),
+        (PIPES.replace("T01:00:10", "T00:00:09"), "line 2, column End: is before Start"),
+        (PIPES.replace("gpu=6", "gpu=" + "6" * 5000), "line 2, column AllocTRES: 6+ GPUs are too many"),
+        (PIPES.replace("1-02:00:00", "9" * 400 + "-0:00"), "line 2, column Timelimit: '9+' is not a time"),
+        (PIPES.replace("9|bob", "7|bob"), "line 5, column JobID: 7 is there twice, first in line 2"),
     ],
 )
 def test_workloads_that_are_wrong_say_where(tmp_path: Path, text: str, message: str) -> None:

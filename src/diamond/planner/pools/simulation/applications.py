@@ -20,7 +20,7 @@ from scipy.spatial import QhullError
 
 from diamond.core.errors import InvalidInput
 from diamond.planner.pools.batches import Batch, Limits, Noise
-from diamond.planner.pools.simulation.tables import read_csv
+from diamond.planner.pools.simulation.tables import Row, read_csv
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,6 +34,7 @@ TOTALS = 50  # batches that are tried, spaced geometrically
 SIA_TYPES = ("aws", "dgx-ext", "rtx")
 _SIA_SLOWDOWNS = {"cifar10": 1.8, "imagenet": 1.2, "yolov3": 1.2, "bert": 1.2, "deepspeech2": 1.2, "ncf": 1.5}
 _SIA_RESTARTS = {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0, "imagenet": 250.0, "ncf": 15.0}
+_NAME = re.compile(r"\w[\w.+-]{0,60}")
 _SIA_LARGEST = {("deepspeech2", "rtx"): 57}
 
 
@@ -145,7 +146,7 @@ class Application:
             gpu_types: reads placements-TYPE.csv and scalability-TYPE.csv for each; without, one table holds for all.
             largest: the most samples a GPU of a kind may be given, where that is less than was measured.
         """
-        home = Path(folder) / name
+        home = _home(Path(folder), name)
         curves = _read_curves(home)
         epochs = min(len(rows) for rows in curves.values())
         sizes = sorted(curves)
@@ -327,34 +328,71 @@ def _means(placements: Mapping[Counts, Floats]) -> Floats:
     return np.array([[*key, *np.mean(rows, axis=0)] for key, rows in sorted(sums.items())])
 
 
+def _home(folder: Path, name: str) -> Path:
+    """A folder in that folder: a workload's names must not lead elsewhere."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"application {name[:40]!r} is no folder's name", hint="Use letters, digits, '.', '_' and '-'."
+        )
+    return folder / name
+
+
 def _read_times(home: Path, gpu_type: str, largest: int | None) -> Times:
     suffix = f"-{gpu_type}" if gpu_type else ""
     rows: dict[Counts, list[list[float]]] = {}
-    for row in read_csv(home / f"placements{suffix}.csv", ("placement", "local_bsz", "step_time", "sync_time")):
-        counts = tuple(int(digit) for digit in str(row.whole("placement", least=1)))
-        rows.setdefault(counts, []).append(
-            [row.number("local_bsz", least=1), row.number("step_time", least=0), row.number("sync_time")]
-        )
-    columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+    placements = home / f"placements{suffix}.csv"
+    for row in read_csv(placements, ("placement", "local_bsz", "step_time", "sync_time")):
+        rows.setdefault(_counts(row), []).append([row.whole("local_bsz", least=1), *_step(row)])
+    if not rows:
+        raise InvalidInput(f"{placements}: no placement in it", hint="Name a table with at least one line.")
+    columns = ("num_nodes", "num_replicas", "local_bsz")
     scaling = [
-        [row.number(column) for column in columns] for row in read_csv(home / f"scalability{suffix}.csv", columns)
+        [*(row.whole(column, least=1) for column in columns), *_step(row)]
+        for row in read_csv(home / f"scalability{suffix}.csv", (*columns, "step_time", "sync_time"))
     ]
     return Times(
-        {counts: np.array(sorted(found)) for counts, found in rows.items()},
-        np.array(scaling, dtype=np.float64).reshape(-1, len(columns)),
+        {counts: np.array(sorted(found), dtype=np.float64) for counts, found in rows.items()},
+        np.array(scaling, dtype=np.float64).reshape(-1, len(columns) + 2),
         largest,
     )
 
 
+def _counts(row: Row) -> Counts:
+    """GPUs on each node, a digit a node."""
+    text = row.text("placement")
+    if not re.fullmatch(r"[1-9]{1,1000}", text):
+        raise row.wrong("placement", f"{text[:40]!r} is not a digit of 1 to 9 for each node")
+    return tuple(int(digit) for digit in text)
+
+
+def _step(row: Row) -> tuple[float, float]:
+    step_s, sync_s = row.number("step_time", least=0), row.number("sync_time", least=0)
+    if not step_s:
+        raise row.wrong("step_time", "a step takes time")
+    return step_s, sync_s
+
+
 def _read_curves(home: Path) -> dict[int, Floats]:
     """By total batch: (progress in steps at the reference batch, gradient square, gradient variance) of each epoch."""
-    columns = ("progress", "grad_sqr", "grad_var")
     found = {}
     for path in sorted(home.glob("validation-*.csv")):
-        size = re.fullmatch(r"validation-(\d+)\.csv", path.name)
-        rows = [[row.number(column) for column in columns] for row in read_csv(path, columns)]
+        size = re.fullmatch(r"validation-([1-9]\d{0,8})\.csv", path.name, re.ASCII)
+        rows = _read_curve(path) if size else []
         if size and rows:
             found[int(size[1])] = np.array(rows)
     if not found:
         raise InvalidInput(f"{home}: no validation-BATCH.csv in it", hint="Name a folder of an application's tables.")
     return found
+
+
+def _read_curve(path: Path) -> list[list[float]]:
+    rows: list[list[float]] = []
+    for row in read_csv(path, ("progress", "grad_sqr", "grad_var")):
+        progress = row.number("progress")
+        square, variance = row.number("grad_sqr", least=0), row.number("grad_var", least=0)
+        if progress <= (rows[-1][0] if rows else 0.0):
+            raise row.wrong("progress", f"{progress:g} is not above that of the line before")
+        if not square + variance > 0:
+            raise row.wrong("grad_var", "there is no gradient where grad_sqr and grad_var are both 0")
+        rows.append([progress, square, variance])
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -14,6 +15,8 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 860, 70, 150, 50, 50
 HEIGHT = 400
 LANE = 6  # pixels a GPU
 COLOURS = ("#2563c9", "#c2410c", "#15803d", "#a21caf", "#0f766e", "#b45309", "#6b7280", "#be123c", "#4338ca", "#4d7c0f")
+_NO_TEXT = re.compile("[^\t\n\r -\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML forbids, or that nobody sees."""
 
 
 class Bar(NamedTuple):
@@ -65,10 +68,10 @@ def busy_of(timeline: Sequence[Placed]) -> list[tuple[float, int]]:
     held: dict[str, int] = {}
     found: list[tuple[float, int]] = [(0.0, 0)]
     for change in timeline:
-        held[change.task] = sum(gpus for _, gpus in change.placement)
-        found.append((change.at, sum(held.values())))
-        if not held[change.task]:
-            del held[change.task]
+        gpus = sum(number for _, number in change.placement)
+        found.append((change.at, found[-1][1] + gpus - held.pop(change.task, 0)))
+        if gpus:
+            held[change.task] = gpus
     return found
 
 
@@ -142,7 +145,7 @@ def gantt(title: str, bars: Sequence[Bar], nodes: Mapping[str, int]) -> str:
         begins[name] = top
         parts.append(
             f'<text x="{LEFT - 8}" y="{top + LANE * gpus / 2 + 4:.0f}" text-anchor="end" font-size="10" '
-            f'fill="#1f2933">{escape(name)}</text>'
+            f'fill="#1f2933">{_text(name)}</text>'
             f'<line x1="{LEFT}" y1="{top}" x2="{WIDTH - 20}" y2="{top}" stroke="#d1d5db"/>'
         )
         top += LANE * gpus
@@ -155,7 +158,7 @@ def gantt(title: str, bars: Sequence[Bar], nodes: Mapping[str, int]) -> str:
         parts.append(
             f'<rect x="{left:.1f}" y="{begins[bar.node] + LANE * bar.first}" width="{max(right - left, 0.3):.1f}" '
             f'height="{LANE * bar.gpus}" fill="{colours[bar.task]}" stroke="#ffffff" stroke-width="0.4">'
-            f"<title>{escape(told)}</title></rect>"
+            f"<title>{_text(told)}</title></rect>"
         )
     return _done(parts)
 
@@ -163,9 +166,9 @@ def gantt(title: str, bars: Sequence[Bar], nodes: Mapping[str, int]) -> str:
 def _frame(title: str, x: Axis, y: Axis | None, unit: str, height: int) -> list[str]:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-        f'font-size="13" role="img" aria-label="{escape(title)}">',
+        f'font-size="13" role="img" aria-label="{_text(title)}">',
         f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>',
-        f'<text x="16" y="30" font-size="16" font-weight="bold" fill="#1f2933">{escape(title)}</text>',
+        f'<text x="16" y="30" font-size="16" font-weight="bold" fill="#1f2933">{_text(title)}</text>',
         f'<text x="{(x.first + x.last) / 2:.0f}" y="{height - 12}" text-anchor="middle" fill="#1f2933">{unit}</text>',
     ]
     for value in x.ticks():
@@ -185,15 +188,31 @@ def _frame(title: str, x: Axis, y: Axis | None, unit: str, height: int) -> list[
 
 
 def _line(points: Sequence[tuple[float, float]], place: int) -> list[str]:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in _thinned(points))
     return [f'<polyline points="{path}" fill="none" stroke="{COLOURS[place % len(COLOURS)]}" stroke-width="1.5"/>']
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same line to the eye: of what lies in one tenth of a pixel from left to right, its ends and extremes."""
+    found: list[tuple[float, float]] = []
+    for _, group in groupby(points, key=lambda one: round(one[0], 1)):
+        here = list(group)
+        if len(here) > 4:
+            by_height = sorted(here[1:-1], key=lambda one: one[1])
+            here = [here[0], by_height[0], by_height[-1], here[-1]]
+        found += here
+    return found
+
+
+def _text(text: str) -> str:
+    return escape(_NO_TEXT.sub("\ufffd", text))
 
 
 def _legend(name: str, place: int) -> list[str]:
     at = TOP + 14 + 20 * place
     return [
         f'<rect x="{WIDTH - RIGHT + 14}" y="{at - 9}" width="16" height="4" fill="{COLOURS[place % len(COLOURS)]}"/>'
-        f'<text x="{WIDTH - RIGHT + 36}" y="{at - 2}" fill="#1f2933">{escape(name)}</text>'
+        f'<text x="{WIDTH - RIGHT + 36}" y="{at - 2}" fill="#1f2933">{_text(name)}</text>'
     ]
 
 
