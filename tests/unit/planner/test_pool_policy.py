@@ -171,6 +171,44 @@ def test_what_is_not_known_is_tried_at_twice_the_size() -> None:
     assert gpus(decide(pool(sure, of=nodes(4), placed=here))) == {"x": 16}
 
 
+@dataclass(frozen=True)
+class Measured:
+    """On up to four GPUs; beyond, a guess that says they bring next to nothing, and that it may be wrong."""
+
+    def goodput(self, shape: Shape) -> float:
+        return float(min(shape.gpus, 4) + 0.05 * max(shape.gpus - 4, 0))
+
+    def doubt(self, shape: Shape) -> float:
+        return 1.0 if shape.gpus > 4 else 0.05
+
+
+def test_a_size_that_nobody_tried_is_tried_beside_idle_gpus() -> None:
+    alone = pool(
+        task("x", speed=Measured(), left=1e6, running_s=7000.0),
+        of=nodes(4),
+        now=7200.0,
+        placed={"x": (("a000", 4),)},
+    )
+    tried = decide(alone)
+    assert gpus(tried) == {"x": 8}
+    assert tried.reasons["x"] == "grows from 4 to 8 GPUs, to see how fast it is there, for a restart of 30 s"
+    assert gpus(decide(alone, curiosity=0.0)) == {"x": 4}
+    # Hope goes as far as twice the GPUs being twice as fast, whatever the doubt: they are not taken from sure gains.
+    many = replace(alone, demands=(*alone.demands, task("sure", speed=Power(1.0), left=1e6)), nodes=nodes(2))
+    assert gpus(decide(many, curiosity=50.0)) == {"x": 4, "sure": 4}
+
+
+def test_among_long_tasks_the_one_with_least_left_comes_first_by_its_place_alone() -> None:
+    def shares(*left: float) -> list[int]:
+        found = gpus(decide(pool(*(task(f"t{n}", left=work) for n, work in enumerate(left)), of=nodes(4)), haste=1.0))
+        return [found[f"t{number}"] for number in range(len(left))]
+
+    near = shares(1.00e6, 0.95e6, 0.90e6)
+    assert near == shares(1.00e6, 0.50e6, 0.01e6) == sorted(near)
+    assert near[0] < near[2]
+    assert len(set(shares(1e6, 1e6, 1e6, 1e6))) == 1
+
+
 def test_sizes_are_kept_to() -> None:
     assert gpus(decide(pool(task("x", sizes=(3, 6)), of=nodes(2)))) == {"x": 6}
     decision = decide(pool(task("x", sizes=(5,), gpu_types=frozenset({"b"})), of=nodes(2)))
@@ -178,7 +216,7 @@ def test_sizes_are_kept_to() -> None:
     assert "runs on b alone" in decision.reasons["x"]
 
 
-@pytest.mark.parametrize("name", ["haste", "fairness", "sticky", "wait_s", "turn_s"])
+@pytest.mark.parametrize("name", ["haste", "fairness", "sticky", "curiosity", "wait_s", "turn_s"])
 def test_a_taste_that_cannot_be_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: -1"):
         Taste(**{name: -1.0})

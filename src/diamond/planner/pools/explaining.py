@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from diamond.planner.pools.admitting import is_owed, waited_s
-from diamond.planner.pools.options import Ints, Options, Pool
+from diamond.planner.pools.options import UNSURE, Ints, Options, Pool
 from diamond.planner.pools.policies.ledger import Ledger, smallest
 from diamond.planner.pools.policies.words import gpus, minutes, obstacle
 from diamond.planner.pools.snapshot import Demand, Placement, Snapshot
@@ -72,6 +72,8 @@ class _Words:
             )
         if number == now.gpus:
             return f"moves with its {gpus(number)}: others fit only if it does, for {cost}{tail}"
+        if number > now.gpus and self._is_a_try(task, kind, number):
+            return f"grows from {now.gpus} to {gpus(number)}, to see how fast it is there, for {cost}{tail}"
         if number > now.gpus:
             return f"grows from {now.gpus} to {gpus(number)}{_times(ratio)}, worth {cost}{tail}"
         return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; the others do more elsewhere{tail}"
@@ -85,11 +87,21 @@ class _Words:
 
     def _faster(self, task: int, kind: str, number: int) -> float:
         """How many times as fast as now; 0.0 where that is not known."""
-        table, now = self._table, int(self._table.now[task])
-        rows = [
+        table, now, row = self._table, int(self._table.now[task]), self._row(task, kind, number)
+        return float(table.goodput[row] / table.goodput[now]) if row >= 0 and now >= 0 else 0.0
+
+    def _is_a_try(self, task: int, kind: str, number: int) -> bool:
+        """Whether nobody knows how fast it is there."""
+        row = self._row(task, kind, number)
+        return row >= 0 and bool(self._table.doubt[row] > UNSURE)
+
+    def _row(self, task: int, kind: str, number: int) -> int:
+        """-1 where the table does not hold it."""
+        table = self._table
+        rows = (
             row for row in table.rows(task) if table.gpus[row] == number and self._pool.kinds[table.kind[row]] == kind
-        ]
-        return float(table.goodput[rows[0]] / table.goodput[now]) if rows and now >= 0 else 0.0
+        )
+        return next(rows, -1)
 
     def of_waiting(self, task: int) -> str:
         demand = self._table.tasks[task]

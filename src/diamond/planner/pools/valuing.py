@@ -2,8 +2,8 @@
 
 A task on its smallest share counts as many as that share has GPUs; on more, as many times more as it is faster. Three
 things change that. A change of place costs a restart, which weighs more the younger a task is and the less it has left.
-What is not well known can count less. And while GPUs are short, work that ends soon counts more, unless that makes a
-task later than its fair share would have.
+What is not well known counts more, so that it becomes known, or less. And while GPUs are short, work that ends soon
+counts more, unless that makes a task much later than its fair share would have.
 """
 
 from __future__ import annotations
@@ -33,29 +33,32 @@ class Taste:
     """What a pool's owner may prefer.
 
     Attributes:
-        haste: how much work that ends soon is preferred; 0: not at all, 1: as much as helps mean completion at once.
+        haste: how much work that ends soon is preferred; 0: not at all. What is best for mean completion is the power
+            of their GPUs with which tasks become faster: 1 where twice the GPUs are twice as fast.
         fairness: bends speedups, so that a second GPU for one task counts less than a first for another; from 0 to 1.
         lateness: finish-time ratio (to the fair share) above which a task is not put behind shorter ones.
         sticky: how much more an option counts for being what a task has.
         thrift: a further GPU that brings less than this part of a first one is rather left idle.
         pessimism: doubts that are taken off a speed that is not known.
+        curiosity: doubts that are added to it, up to what more GPUs can bring at best.
         headroom: how much more than its load a service can answer.
         wait_s: whoever has waited that long in total gets its smallest share first, and again after as long again.
         turn_s: how long it keeps that.
     """
 
-    haste: float = 0.5
-    fairness: float = 0.25
-    lateness: float = 1.0
+    haste: float = 0.6
+    fairness: float = 0.5
+    lateness: float = 3.0
     sticky: float = 0.15
     thrift: float = 0.0
     pessimism: float = 0.0
+    curiosity: float = 0.5
     headroom: float = 0.2
     wait_s: float = 1800.0
     turn_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("haste", "lateness", "sticky", "thrift", "pessimism", "headroom"):
+        for name in ("haste", "lateness", "sticky", "thrift", "pessimism", "curiosity", "headroom"):
             if not 0.0 <= getattr(self, name) < 100.0:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a number from 0 to 100")
         if not 0.0 <= self.fairness <= 1.0:
@@ -79,7 +82,7 @@ class Worth:
 def worth(snapshot: Snapshot, table: Options, gpus: int, taste: Taste) -> Worth:
     smallest, least = _smallest(table)
     fair = _at_fair_share(table, gpus)
-    counted = table.goodput * np.exp(-taste.pessimism * _added_doubt(table))
+    counted = _hoped_for(table, taste)
     speedup = counted / smallest[table.task] * least[table.task]
     weight = _weights(snapshot, table, smallest, fair, gpus, taste)
     bent = speedup ** (1.0 - 0.5 * taste.fairness) - taste.thrift * (table.gpus - least[table.task])
@@ -111,6 +114,18 @@ def _at_fair_share(table: Options, gpus: int) -> Floats:
     return np.maximum(fair, 1e-300)
 
 
+def _hoped_for(table: Options, taste: Taste) -> Floats:
+    """Goodput, more for sizes that were not tried yet: a try costs one restart, and what it shows lasts.
+
+    Without that, a task whose second size seems to bring little would stay on its first one, beside idle GPUs. At most
+    what it would be if every GPU brought as much as those that it has, or as its smallest share.
+    """
+    known = np.where(table.now >= 0, table.now, table.start[:-1])[table.task]
+    hoped = table.goodput * np.exp((taste.curiosity - taste.pessimism) * _added_doubt(table))
+    most = table.goodput[known] * table.gpus / np.maximum(table.gpus[known], 1)
+    return np.minimum(hoped, np.maximum(table.goodput, most))
+
+
 def _added_doubt(table: Options) -> Floats:
     """Doubt beyond that of what a task has, or of its smallest share."""
     known = np.zeros(len(table.tasks))
@@ -122,7 +137,10 @@ def _added_doubt(table: Options) -> Floats:
 
 
 def _weights(snapshot: Snapshot, table: Options, smallest: Floats, fair: Floats, gpus: int, taste: Taste) -> Floats:
-    """One for the usual task; more for those with less left than it, as surely as that is known."""
+    """One for the usual task; more for those with less left than others, as surely as that is known.
+
+    A task that is done sooner lets all those go on that have more left: what counts is how many these are.
+    """
     weight = np.ones(len(table.tasks))
     most = np.zeros(len(table.tasks))
     np.maximum.at(most, table.task, table.gpus)
@@ -132,11 +150,18 @@ def _weights(snapshot: Snapshot, table: Options, smallest: Floats, fair: Floats,
     known = certain > 0.0
     if not known.any():
         return weight
-    usual = float(np.exp(np.mean(np.log(seconds[known]))))
-    weight[known] = np.clip((seconds[known] / usual) ** (-taste.haste * certain[known]), *WEIGHTS)
+    behind = np.log(2.0 * _places_from_last(seconds[known]) - 1.0)
+    weight[known] = np.clip(np.exp(taste.haste * certain[known] * (behind - behind.mean())), *WEIGHTS)
     # Little by little: a task that is let off at once would be put back at once, with a restart each time.
     late = np.clip(finish_ratios(snapshot, table, fair) / max(taste.lateness, 1e-9) - 1.0, 0.0, 1.0)
     return np.where(weight < 1.0, weight ** (1.0 - late), weight)
+
+
+def _places_from_last(seconds: Floats) -> Floats:
+    """1 for the longest, the number of all for the shortest; what is alike shares the mean of its places."""
+    ordered = np.sort(seconds)
+    shorter, upto = np.searchsorted(ordered, seconds, "left"), np.searchsorted(ordered, seconds, "right")
+    return np.asarray(len(seconds) - 0.5 * (shorter + upto - 1), dtype=np.float64)
 
 
 def _seconds_left(table: Options, goodput: Floats) -> tuple[Floats, Floats]:
