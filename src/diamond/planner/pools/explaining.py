@@ -61,15 +61,13 @@ class _Words:
         tail = self._promise(demand)
         if now is None:
             many = f" on {len(placement)} nodes" if len(placement) > 1 else ""
-            return f"starts with {gpus(number)} of {kind}{many}{tail}"
+            return f"starts with {gpus(number, kind)}{many}{tail}"
         if placement == self._ledger.standing[demand.id]:
             return f"keeps {gpus(number)}{tail}"
         cost = f"a restart of {minutes(restart_of(demand))}"
         ratio = self._faster(task, kind, number)
         if kind != now.gpu_type:
-            return (
-                f"moves from {gpus(now.gpus)} of {now.gpu_type} to {number} of {kind}{_times(ratio)}, for {cost}{tail}"
-            )
+            return f"moves from {gpus(now.gpus, now.gpu_type)} to {gpus(number, kind)}{_times(ratio)}, for {cost}{tail}"
         if number == now.gpus:
             return f"moves with its {gpus(number)}: others fit only if it does, for {cost}{tail}"
         if number > now.gpus and self._is_a_try(task, kind, number):

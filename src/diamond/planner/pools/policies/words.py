@@ -28,8 +28,8 @@ def decide(ledger: Ledger, why: Mapping[str, str], others: str, *, exact: bool =
     return Decision(placed=placed, reasons=reasons, exact=exact)
 
 
-def gpus(number: int) -> str:
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+def gpus(number: int, kind: str = "") -> str:
+    return (f"{number} GPU" if number == 1 else f"{number} GPUs") + (f" of {kind}" if kind else "")
 
 
 def minutes(seconds: float) -> str:
@@ -43,7 +43,7 @@ def _served(ledger: Ledger, demand: Demand, placement: Placement, why: str) -> s
     old = ledger.shapes.get(demand.id)
     tail = f"; {why}" if why else ""
     if old is None:
-        return f"starts on {gpus(new.gpus)} of {new.gpu_type}{tail}"
+        return f"starts on {gpus(new.gpus, new.gpu_type)}{tail}"
     if placement == ledger.standing[demand.id]:
         bound = "" if demand.movable else ", as it cannot be moved"
         return f"keeps {gpus(new.gpus)}{bound}{tail}"
@@ -52,7 +52,7 @@ def _served(ledger: Ledger, demand: Demand, placement: Placement, why: str) -> s
 
 def _change(old: Shape, new: Shape) -> str:
     if old.gpu_type != new.gpu_type:
-        return f"moves from {gpus(old.gpus)} of {old.gpu_type} to {new.gpus} of {new.gpu_type}"
+        return f"moves from {gpus(old.gpus, old.gpu_type)} to {gpus(new.gpus, new.gpu_type)}"
     if old.gpus == new.gpus:
         return f"moves with its {gpus(new.gpus)} to other nodes"
     return f"{'grows' if new.gpus > old.gpus else 'shrinks'} from {old.gpus} to {gpus(new.gpus)}"
