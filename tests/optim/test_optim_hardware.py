@@ -126,7 +126,7 @@ def test_measuring_this_machine() -> None:
     hardware = measure("cpu", seconds=0.6, sizes=(16, 48, 96))
     assert hardware.measured and hardware.world == 1 and hardware.collectives == {}
     assert set(hardware.solvers) == set(SOLVERS)
-    assert all(0 < hardware.solve_s(n, how) < 1 for how in SOLVERS for n in (16, 48, 96))
+    assert all(0 < hardware.solve_s(n, how) < 30 for how in SOLVERS for n in (16, 48, 96))
     assert 1e-8 < hardware.start_s < 1e-3 and 1e7 < hardware.bytes_s < 1e13
     assert hardware.solve_s(3000, "eigen") > 10 * hardware.solve_s(96, "eigen")
     for dtype in ("float32", "bfloat16"):

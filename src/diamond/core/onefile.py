@@ -1,8 +1,8 @@
 """The one-file agent: a zip that any Python from 3.10 on runs, with nothing installed.
 
-Holds `core`, `planner`, `agent` and `train` as they are here, and what those need beyond a bare Python 3.10: the
-standard library's own TOML reader, and NVML's binding where this installation has it. The same sources give the same
-bytes: names are sorted, times fixed, nothing is compressed (compressors differ).
+Holds `core`, `planner` (without pools), `agent` and `train` as they are here, and what those need beyond a bare
+Python 3.10: the standard library's own TOML reader, and NVML's binding where this installation has it. The same sources
+give the same bytes: names are sorted, times fixed, nothing is compressed (compressors differ).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # novm: for the type checker only
 
 _PACKAGES = ("core", "planner", "agent", "train")
+_LEFT_OUT = ("diamond/planner/pools",)  # needs numpy and scipy, and only servers decide about pools
 _SUFFIXES = (".py", ".json", ".toml", ".sh", ".txt")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
@@ -86,7 +87,7 @@ def _folder(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
     for entry in folder.iterdir():
         inner = f"{name}/{entry.name}"
         if entry.is_dir():
-            if entry.name != "__pycache__":
+            if entry.name != "__pycache__" and inner not in _LEFT_OUT:
                 yield from _folder(entry, inner)
         elif entry.name.endswith(_SUFFIXES):
             yield inner, entry.read_bytes()

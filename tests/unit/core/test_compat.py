@@ -16,8 +16,9 @@ def test_nothing_newer_than_python_3_10_is_used_by_the_agent() -> None:
     # counts: it takes some words for modules of Python 2 and then calls the file as a whole impossible.
     argv = [str(Path(sys.executable).with_name("vermin")), "-t=3.10-", "--no-tips", "--violations"]
     done = subprocess.run(
-        [*argv, "--exclude-regex", r"compat\.py$", *folders], capture_output=True, text=True, timeout=120, check=False
-    )
+        [*argv, "--exclude-regex", r"compat\.py$", "--exclude-regex", r"/planner/pools/", *folders],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert "Analyzing" in done.stdout, done.stderr
     newer = [line for line in done.stdout.splitlines() if re.search(r"requires? .*\b3\.(1[1-9]|[2-9]\d)", line)]
     assert not newer, done.stdout
