@@ -16,8 +16,11 @@ import sys
 from pathlib import Path
 
 FEW = 5
-# What starts servers, clusters, browsers, containers or ranks. The rest computes, and computes the same every time.
-_CROWDED = ("tests/integration/", "tests/web/", "tests/contract/", "tests/api/", "tests/train/", "tests/authorisation/")
+# What starts servers, clusters, browsers, containers or ranks, or measures the machine. The rest computes, and computes
+# the same every time.
+_CROWDED = tuple(
+    f"tests/{suite}/" for suite in ("integration", "web", "contract", "api", "train", "optim", "authorisation")
+)
 _SOME_FAILED = 1  # pytest's status; any other is no matter of single tests
 
 
