@@ -103,4 +103,5 @@ class Desired(StrEnum):
     """What the server wants of a job or task."""
 
     RUN = "run"
+    YIELD = "yield"  # of a job: save, stop, and let the next one go on elsewhere
     CANCEL = "cancel"

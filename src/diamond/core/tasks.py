@@ -101,6 +101,7 @@ class TaskSpec:
 
     name: str | None = field(default=None, metadata={"parse": parse_name})
     project: str | None = field(default=None, metadata={"parse": parse_project})  # None: its owner's own
+    pool: str | None = field(default=None, metadata={"parse": parse_name})  # in whose nodes it runs; see core.pools
     workdir: str | None = field(default=None, metadata={"parse": parse_source})
     num_nodes: int = field(default=1, metadata=_whole_number(1, 100_000))
     # With how many nodes a training goes on when others are lost; None: a job ends with the first node it loses.
@@ -134,6 +135,7 @@ class TaskSpec:
                 hint="leave min_nodes out, or give ranks_per_node and let Diamond start them",
                 field="min_nodes",
             )
+        self._check_pool()
         if self.image is not None and self.resources.image_id:
             raise InvalidInput(
                 "the task names an image and describes one as well",
@@ -143,6 +145,32 @@ class TaskSpec:
         if both := [name for name in self.secrets if name in self.envs]:
             raise InvalidInput(
                 f"{both[0]} is set in envs as well", hint="keep it in one of the two", field=f"secrets.{both[0]}"
+            )
+
+    def _check_pool(self) -> None:
+        needs = self.resources
+        if self.pool is None and (needs.is_elastic or needs.slots):
+            field_name = "slots" if needs.slots else "accelerators"
+            raise InvalidInput(
+                f"{needs.slots or needs.accelerators} leaves the number to a pool, and the task names none",
+                hint='name one (pool: NAME, see `diamond pool ls`), or give one number, as in "H100:4"',
+                field=f"resources.{field_name}",
+            )
+        if needs.slots and needs.accelerators:
+            raise InvalidInput(
+                "the task gives accelerators as well", hint="keep one of the two", field="resources.slots"
+            )
+        if self.pool is not None and needs.is_elastic and (self.num_nodes > 1 or self.min_nodes is not None):
+            raise InvalidInput(
+                "in a pool the number of nodes follows from the number of slots",
+                hint="leave it out, or give one number of accelerators instead of a range",
+                field="num_nodes" if self.num_nodes > 1 else "min_nodes",
+            )
+        if self.pool is not None and needs.is_elastic and self.ranks_per_node == 0:
+            raise InvalidInput(
+                "Diamond cannot change the number of ranks that `run` starts itself",
+                hint="leave ranks_per_node out: there is a rank for every slot",
+                field="ranks_per_node",
             )
 
     @staticmethod

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.images import ImageUse, ImageWork
+from diamond.core.pools import PilotOrder, PoolPlace
 from diamond.core.reasons import Reason
 from diamond.core.shells import ShellOrder
 from diamond.core.states import Desired, JobState
@@ -71,6 +72,8 @@ class JobOrder:
     user: str = ""  # who asked, for the endpoint's policy and records
     image: ImageUse | None = None  # what it runs in; None: the endpoint's own system
     work: ImageWork | None = None  # a job that looks after images; its spec holds only what schedulers need
+    pilot: PilotOrder | None = None  # a job that holds a node of a pool
+    place: PoolPlace | None = None  # where in a pool it runs; None: the scheduler's own business
 
     def with_all_offsets(self) -> JobOrder:
         """With a number for every stream: of one that is not named, the server holds nothing."""

@@ -32,7 +32,7 @@ from diamond.server.notifier import keep_audit_head, keep_notifying
 from diamond.server.open_streams import OpenStreams
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
 from diamond.server.runtime import Runtime
-from diamond.server.services import collection, endpoints, image_copies, planning, tasks
+from diamond.server.services import collection, endpoints, image_copies, planning, pools, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.shells import ShellLimits, ShellTable
 from diamond.server.settings import Settings
@@ -87,7 +87,7 @@ def create_app(
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         hub.start()
-        work = [keep_planning, keep_sweeping, keep_shells, keep_notifying, keep_audit_head]
+        work = [keep_planning, keep_pools, keep_sweeping, keep_shells, keep_notifying, keep_audit_head]
         background = [
             asyncio.create_task(asyncio.to_thread(series.warm_up)),
             asyncio.create_task(keep_waking(runtime)),
@@ -164,6 +164,21 @@ async def keep_planning(runtime: Runtime) -> None:
                 log.exception("planning failed; trying again in %.0f s", _AFTER_FAILURE_S)
                 pause_s = _AFTER_FAILURE_S
             await subscription.wait(min(max(pause_s, 0.05), _LONGEST_PLANNING_PAUSE_S))
+
+
+async def keep_pools(runtime: Runtime) -> None:
+    """Rounds of all pools, now and whenever something changes in one."""
+    hub, clock = runtime.hub, runtime.ctx.clock
+    with hub.subscribe("pools") as subscription:
+        while not hub.closing:
+            try:
+                due = await run_in_threadpool(pools.run_rounds, runtime.ctx)
+                pause_s = _LONGEST_PLANNING_PAUSE_S if due is None else due - clock()
+            except Exception:
+                # Whatever it was, pools must go on once it is mended.
+                log.exception("a round of the pools failed; trying again in %.0f s", _AFTER_FAILURE_S)
+                pause_s = _AFTER_FAILURE_S
+            await subscription.wait(min(max(pause_s, 0.2), _LONGEST_PLANNING_PAUSE_S))
 
 
 async def keep_sweeping(runtime: Runtime) -> None:

@@ -17,6 +17,7 @@ from diamond.core.endpoints import ONLINE_WITHIN_S
 from diamond.core.errors import Conflict, Forbidden, InvalidInput, ProtocolError, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.images import ImageUse
+from diamond.core.pools import PoolPlace
 from diamond.core.reasons import Reason
 from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, TaskState, job_advances
 from diamond.core.tasks import Output, TaskSpec
@@ -32,7 +33,17 @@ from diamond.core.wire import (
     StreamChunk,
     Welcome,
 )
-from diamond.server.services import chains, holdings, image_work, lifecycle, presence, snapshots, withdrawals
+from diamond.server.services import (
+    chains,
+    holdings,
+    image_work,
+    lifecycle,
+    pilots,
+    pool_placing,
+    presence,
+    snapshots,
+    withdrawals,
+)
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
@@ -198,13 +209,15 @@ def _askers(session: Session, tasks: list[TaskRow]) -> dict[str, str]:
 
 
 def _order(job: JobRow, task: TaskRow, user: str) -> JobOrder:
+    spec = decode(TaskSpec, task.spec)
+    place = decode(PoolPlace, job.place) if job.place else None
     return JobOrder(
         job_id=job.id,
         task_id=task.id,
         task_name=task.name,
         attempt=job.attempt,
         desired=Desired(job.desired),
-        spec=decode(TaskSpec, task.spec),
+        spec=pool_placing.spec_there(spec, place) if place is not None else spec,
         time_limit_s=job.time_limit_s,
         partition=job.partition,
         gpu_type=job.gpu_type,
@@ -214,6 +227,8 @@ def _order(job: JobRow, task: TaskRow, user: str) -> JobOrder:
         user=user,
         image=decode(ImageUse, job.image) if job.image else None,
         work=image_work.order_of(task) if task.kind != "command" else None,
+        pilot=pilots.order_of(task) if task.kind == "pilot" else None,
+        place=place,
     )
 
 
@@ -334,6 +349,8 @@ def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states:
             topics |= {f"task:{task.id}", "events"} | woken
             if job.state in _FINAL:
                 topics.add("planning")
+            if task.pool_id is not None:
+                topics |= {"pools", f"pool:{task.pool_id}"}
         states[job.id] = JobState(job.state)
     return topics
 

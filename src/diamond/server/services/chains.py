@@ -42,7 +42,7 @@ def queue_ahead(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> b
     """Ask for the job after this one, which has just begun to run; True when one was added."""
     if not job.chained or job.state != JobState.RUNNING.value or task.desired == Desired.CANCEL:
         return False
-    if job.attempt != task.attempt or job.time_limit_s is None:
+    if job.attempt != task.attempt or job.time_limit_s is None or job.place:  # in a pool, a round decides
         return False
     endpoint = session.get(EndpointRow, job.endpoint_id)
     if endpoint is None or not endpoint.facts or not decode(EndpointFacts, endpoint.facts).queues_ahead:

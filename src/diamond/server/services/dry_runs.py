@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -16,11 +17,12 @@ from diamond.core.inside import enter_script, inside_script, shown
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
-from diamond.server.services import image_placing, images, planning, projects, quotas, secrets, snapshots
+from diamond.server.services import image_placing, images, planning, pools, projects, quotas, secrets, snapshots
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
 from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow
+from diamond.server.store.pool_models import PoolRow
 
 
 def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dict[str, Any]:
@@ -31,6 +33,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         raise InvalidInput(error.message, hint=error.hint, field="project") from error
     warnings = quotas.admit(ctx, session, user_id, project.id if project else None, spec)
     secrets.check(session, user_id, project.id if project else None, spec)
+    spec, in_pool = _in_pool(session, user_id, project, spec)
     rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
     need = _need(ctx, session, user_id, spec, rows, project)
     placement = place(spec, planning.candidates(ctx, rows, need, snapshots.barred(session, user_id, rows)))
@@ -73,7 +76,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, chosen, spec)])],
         "spec": encode(spec),
         "endpoint": placement.endpoint,
-        "why": list(placement.why) or [planning.waiting_text(spec, placement)],
+        "why": [*in_pool, *placement.why] or [planning.waiting_text(spec, placement)],
         "others": {name: obstacle.text for name, obstacle in placement.obstacles.items()},
         "script": script,
         "files": files,
@@ -82,6 +85,21 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         "partition": placement.choice.partition,
         "jobs": math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
     }
+
+
+def _in_pool(session: Session, user_id: str, project: ProjectRow | None, spec: TaskSpec) -> tuple[TaskSpec, list[str]]:
+    """The task as it would begin in the pool it names, as small as can be, and words about that."""
+    pool_id = pools.for_task(session, user_id, project.id if project else None, spec)
+    if pool_id is None:
+        return spec, []
+    pool = pools.spec_of(session.get_one(PoolRow, pool_id))
+    kind, low = spec.resources.gpu_type or "gpu", pools.least(spec)
+    slots = min(low, pool.slots_per_node)
+    needs = replace(
+        spec.resources, infra=pool.endpoint, slots=None, accelerators=f"{kind}:{slots}" if pool.has_gpus else None
+    )
+    there = replace(spec, resources=needs, num_nodes=-(-low // pool.slots_per_node))
+    return there, [f"in pool {pool.name}, which decides how many slots it has; it needs at least {low}"]
 
 
 def _need(

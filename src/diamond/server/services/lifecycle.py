@@ -22,6 +22,8 @@ from diamond.server.store.models import JobRow, ReplicaRow, TaskRow, UserRow
 
 _IDLE_S = 10
 _IDLE_LINKS = 3
+_LINKS = (Reason.CONTINUED, Reason.TIME_LIMIT)
+_LOSSES = (Reason.NODE_FAIL, Reason.PREEMPTED)
 
 
 def record(session: Session, task: TaskRow, kind: str, now: float, data: dict[str, Any] | None = None) -> None:
@@ -85,7 +87,9 @@ def _go_on(session: Session, task: TaskRow, job: JobRow, reason: Reason, success
     """
     if task.desired == Desired.CANCEL or not MEANINGS[reason].resumes:
         return False
-    is_link = job.chained and reason in (Reason.CONTINUED, Reason.TIME_LIMIT)
+    # In a pool a task outlives the nodes it was on.
+    links = (*_LINKS, *_LOSSES) if job.place else _LINKS
+    is_link = job.chained and reason in links
     if is_link and _is_idling(session, task):
         job.detail = f"it asked to go on {_IDLE_LINKS} times in a row without having run for long"
         return False
@@ -133,11 +137,14 @@ def _fetch_image_again(session: Session, task: TaskRow, job: JobRow, now: float)
 def _is_idling(session: Session, task: TaskRow) -> bool:
     jobs = sa.select(JobRow).where(JobRow.task_id == task.id, JobRow.attempt <= task.attempt)
     rows = session.scalars(jobs.order_by(JobRow.attempt.desc()).limit(_IDLE_LINKS)).all()
-    return len(rows) == _IDLE_LINKS and all(
-        job.reason == Reason.CONTINUED
-        and (job.ended_at or 0) - (job.started_at or 0) < min(_IDLE_S, (job.time_limit_s or 0) / 10)
-        for job in rows
-    )
+    return len(rows) == _IDLE_LINKS and all(map(_did_nothing, rows))
+
+
+def _did_nothing(job: JobRow) -> bool:
+    ran_s = (job.ended_at or 0) - (job.started_at or 0)
+    if job.place:  # unless it was asked to make room
+        return job.desired == Desired.RUN and job.reason in (Reason.CONTINUED, *_LOSSES) and ran_s < _IDLE_S
+    return job.reason == Reason.CONTINUED and ran_s < min(_IDLE_S, (job.time_limit_s or 0) / 10)
 
 
 def _may_retry(task: TaskRow, reason: Reason) -> bool:

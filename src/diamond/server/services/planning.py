@@ -66,8 +66,10 @@ def place_task(
     Raises:
         InvalidInput: with `refuse_impossible`, when no known endpoint could ever run it.
     """
-    if task.kind != "command":
+    if task.kind not in ("command", "pilot"):
         return _place_work(ctx, session, task, spec)
+    if task.pool_id is not None and task.kind == "command":  # `pool_rounds` gives it slots
+        return Placed(topics=[f"task:{task.id}", "events", "pools"])
     rows = snapshots.for_tasks(session, task.owner_id, task.project_id)
     before = _newest_job(session, task)
     if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
@@ -78,7 +80,7 @@ def place_task(
             lifecycle.end_task(session, task, ctx.clock(), reason=Reason.LOST, detail=detail)
             return Placed(topics=[f"task:{task.id}", "events"])
     if failed := image_placing.disappointed(session, task):
-        return _end_without_image(ctx, session, task, failed)
+        return end_without_image(ctx, session, task, failed)
     need = image_placing.look(ctx, session, task, spec, rows)
     placement = place(spec, candidates(ctx, rows, need, snapshots.barred(session, task.owner_id, rows)))
     if placement.endpoint is None:
@@ -93,7 +95,7 @@ def place_task(
         if refuse_impossible and need.ways[endpoint.id].how != "waiting":
             text = f"its image would have to be brought to {endpoint.name}"
             quotas.check_storage(session, task.owner_id, task.project_id, 0, text, field="image")
-        return _bring_image(ctx, session, task, need, endpoint)
+        return bring_image(ctx, session, task, need, endpoint)
     limit_s = time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
@@ -104,7 +106,7 @@ def place_task(
     if why := quotas.why_waits(ctx, session, task, spec, new_for_s=new_for_s):
         task.pending_reason = why
         return Placed(topics=[f"task:{task.id}", "events"])
-    job = _add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use, holds=spec)
+    job = add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use, holds=spec)
     quotas.take(session, task, job.num_nodes, job.num_gpus)
     return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
 
@@ -128,7 +130,7 @@ def candidates(
     ]
 
 
-def _bring_image(ctx: Context, session: Session, task: TaskRow, need: Need, endpoint: EndpointRow) -> Placed:
+def bring_image(ctx: Context, session: Session, task: TaskRow, need: Need, endpoint: EndpointRow) -> Placed:
     """The task waits while its image is made at the endpoint, and goes on by itself."""
     assert need.image is not None
     now = ctx.clock()
@@ -150,7 +152,7 @@ def place_made(ctx: Context, session: Session, made: list[TaskRow]) -> list[str]
     return topics
 
 
-def _end_without_image(ctx: Context, session: Session, task: TaskRow, failed: Failed) -> Placed:
+def end_without_image(ctx: Context, session: Session, task: TaskRow, failed: Failed) -> Placed:
     lifecycle.end_task(session, task, ctx.clock(), reason=Reason.IMAGE_FAILED, detail=failed.text)
     return Placed(topics=[f"task:{task.id}", "events", "planning"])
 
@@ -168,7 +170,7 @@ def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -
         state, topics = _base_state(ctx, session, task, endpoint)
         waits = replace(waits, topics=[*waits.topics, *topics])
     if isinstance(state, Failed):
-        return _end_without_image(ctx, session, task, state)
+        return end_without_image(ctx, session, task, state)
     if state:
         task.pending_reason = state
         return waits
@@ -181,7 +183,7 @@ def _place_work(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec) -
             return waits
         choice = placement.choice
     holds = spec if order is not None and order.where == "batch" else None
-    job = _add_job(ctx, session, task, endpoint, choice, time_left(session, task, spec), None, holds=holds)
+    job = add_job(ctx, session, task, endpoint, choice, time_left(session, task, spec), None, holds=holds)
     job.chained = False  # a build does not go on where another stopped; its finished steps are kept
     return Placed(topics=[*waits.topics, f"endpoint:{endpoint.id}"], endpoint=endpoint, job=job)
 
@@ -228,7 +230,7 @@ def _newest_job(session: Session, task: TaskRow) -> JobRow | None:
     ).one_or_none()
 
 
-def _add_job(
+def add_job(
     ctx: Context,
     session: Session,
     task: TaskRow,

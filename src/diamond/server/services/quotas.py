@@ -156,12 +156,10 @@ def admit(ctx: Context, session: Session, user_id: str, project_id: str | None, 
         QuotaExceeded: naming the limit, what is used, and what was asked.
     """
     notes: list[str] = []
-    asked = Use(
-        tasks=1,
-        nodes=spec.num_nodes,
-        gpus=spec.num_nodes * spec.resources.gpus,
-        gpu_hours=spec.num_nodes * spec.resources.gpus * (spec.max_duration or spec.slurm.time_s or 0) / 3600,
-    )
+    nodes = 0 if spec.pool else spec.num_nodes  # a pool's pilots hold its nodes
+    gpus = nodes * spec.resources.gpus
+    hours = (spec.max_duration or spec.slurm.time_s or 0) / 3600
+    asked = Use(tasks=1, nodes=nodes, gpus=gpus, gpu_hours=gpus * hours)
     for bound in bounds(session, user_id, project_id):
         limits = bound.limits
         if limits.tasks is not None:

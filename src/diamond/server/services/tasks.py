@@ -31,6 +31,7 @@ from diamond.server.services import (
     image_progress,
     lifecycle,
     planning,
+    pools,
     projects,
     quota_notices,
     quotas,
@@ -45,7 +46,7 @@ from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, J
 MAX_KEY = 200
 MAX_PAGE = 1000
 MAX_BATCH = 1000
-KINDS = ("command", "build", "transfer")
+KINDS = ("command", "build", "transfer", "pilot")
 
 
 def create(ctx: Context, user_id: str, raw_spec: object, idempotency_key: str | None = None) -> tuple[Task, bool]:
@@ -151,7 +152,6 @@ def checked_spec(ctx: Context, user_id: str, raw_spec: object, *, uploaded: bool
 
 def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tuple[Task, list[str]]:
     now = ctx.clock()
-    user = session.get_one(UserRow, user_id)
     project = _project_of(session, user_id, spec)
     warnings = quotas.admit(ctx, session, user_id, project.id, spec)
     quota_notices.tell(ctx, session, user_id, warnings)
@@ -165,6 +165,7 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
         name=spec.name or _default_name(spec),
         kind="command",
         work=None,
+        pool_id=pools.for_task(session, user_id, project.id, spec),
         image_id=image.id if image else None,
         spec=encode(spec),
         state=TaskState.PENDING.value,
@@ -187,7 +188,7 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
     there = placed.endpoint
     known = {there.id: task_views.Where.of(there.name, there.last_seen_at, there.created_at, now)} if there else {}
     jobs = (task_views.to_job(placed.job, known),) if placed.job else ()
-    named = {project.id: project.name, user_id: user.name}
+    named = {project.id: project.name, user_id: session.get_one(UserRow, user_id).name}
     image_name = task_views.image_name(session, row, spec, user_id)
     return task_views.to_task(
         row, known, named, spec=spec, jobs=jobs, image=image_name, warnings=warnings

@@ -34,7 +34,7 @@ def take_back(ctx: Context, session: Session, endpoint_id: str | None = None) ->
     found = session.execute(_ALL_ASTRAY) if endpoint_id is None else session.execute(_ASTRAY, {"endpoint": endpoint_id})
     topics: set[str] = set()
     for job, task, endpoint in found.all():
-        if task.kind != "command" and may_work(session, task, endpoint):
+        if task.kind not in ("command", "pilot") and may_work(session, task, endpoint):
             continue
         if job.attempt == task.attempt:
             _give_up(session, task, job, endpoint, ctx.clock())

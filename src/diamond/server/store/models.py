@@ -212,6 +212,7 @@ class TaskRow(Base):
         sa.Index(None, "owner_id", "state"),
         sa.Index(None, "owner_id", "kind", "state", "ended_at"),
         sa.Index(None, "project_id", "state"),
+        sa.Index(None, "pool_id", "state"),
     )
     id: Mapped[str] = mapped_column(primary_key=True)
     owner_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"))
@@ -234,7 +235,8 @@ class TaskRow(Base):
     ended_at: Mapped[float | None]
     next_attempt_at: Mapped[float | None]
     kind: Mapped[str] = mapped_column(default="command", server_default="command")
-    work: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)  # see services.image_work
+    work: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)  # see services.image_work, services.pilots
+    pool_id: Mapped[str | None]  # in which it runs, or, of a pilot, for which it holds a node
     # What it runs in, or looks after. No foreign key: SQLite cannot add one to a table others refer to.
     image_id: Mapped[str | None]
     project_id: Mapped[str | None]  # None: its owner's own
@@ -277,6 +279,7 @@ class JobRow(Base):
     stored_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")  # its outputs brought here
     charged_at: Mapped[float | None]  # when what it used was added to `usage`, once
     image: Mapped[dict[str, Any] | None]  # what it runs in, as its endpoint was told
+    place: Mapped[dict[str, Any] | None]  # where in a pool it runs, likewise
     pending_reason: Mapped[str] = mapped_column(default="", server_default="")
     expected_start_at: Mapped[float | None]
     created_at: Mapped[float]

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from diamond.server.store import identity_models  # noqa: F401 (its tables belong to the same metadata)
+from diamond.server.store import identity_models, pool_models  # noqa: F401 (their tables belong to the same metadata)
 from diamond.server.store.models import Base
 
 context.configure(

@@ -1,0 +1,246 @@
+"""What the planner should know of a pool's tasks: how large each may be, how fast it is, how much is left of it.
+
+Trainings say so themselves (`core.training`); before they have, past tasks of the pool with the same code, or the same
+command, or the same name, speak for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, undefer
+
+from diamond.core.codec import decode
+from diamond.core.pools import PoolPlace, PoolSpec
+from diamond.core.states import JobState, TaskState
+from diamond.core.tasks import TaskSpec
+from diamond.core.training import Measure
+from diamond.planner.pools import trained
+from diamond.planner.pools.profiles import Prior, Profiles
+from diamond.planner.pools.snapshot import Demand, Work
+from diamond.planner.pools.speeds import Linear
+from diamond.planner.pools.trained import Window
+from diamond.server.services import pools
+from diamond.server.services.context import Context
+from diamond.server.services.pool_state import Member, State
+from diamond.server.store.models import JobRow, TaskRow
+from diamond.server.store.pool_models import PoolRow
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 30.0  # until it was measured
+_LONGEST_RESTART_S = 3600.0
+_MOST_LEARNT = 20  # tasks taken in by one round
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a task said of itself, over all its jobs.
+
+    Attributes:
+        windows: what it did at each size, the newest last.
+        is_movable: it saves its state when it is asked to, so it may be given another size.
+    """
+
+    windows: tuple[Window, ...] = ()
+    latest: Measure | None = None
+    restart_s: float | None = None
+    is_movable: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.windows)
+
+
+def known_of(ctx: Context, state: State) -> dict[str, Known]:
+    """By task. Reads what jobs sent, outside of any transaction."""
+    return {member.task.id: _known(ctx, member.spec, member.jobs) for member in state.members}
+
+
+def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
+    windows: dict[tuple[int, int], Window] = {}
+    latest: Measure | None = None
+    restarts: list[float] = []
+    for job in jobs:
+        seen = ctx.measures.of_job(job.id)
+        for row in seen.sizes.values():
+            if row.global_batch and row.step_s:
+                key = (row.nodes, row.world)
+                windows.pop(key, None)
+                windows[key] = Window(row.nodes, row.world, row.global_batch, row.step_s)
+        latest = seen.latest or latest
+        if seen.first is not None and job.started_at is not None:
+            restarts.append(seen.first.began_s - job.started_at)
+    sane = [one for one in restarts if 0.0 <= one <= _LONGEST_RESTART_S]
+    is_elastic = spec.resources.is_elastic or spec.resources.range is None
+    return Known(
+        windows=tuple(windows.values()),
+        latest=latest,
+        restart_s=max(sane[-3:]) if sane else None,
+        is_movable=is_elastic and latest is not None and spec.ranks_per_node > 0,
+    )
+
+
+def demands(state: State, known: dict[str, Known], now: float) -> list[Demand]:
+    """One for every task that runs, or waits and may begin."""
+    profiles = _profiles(state.pool)
+    return [
+        _demand(state, member, known.get(member.task.id, Known()), profiles, now)
+        for member in state.members
+        if member.live is not None or (member.task.desired == "run" and member.is_due(now))
+    ]
+
+
+def _demand(state: State, member: Member, known: Known, profiles: Profiles, now: float) -> Demand:
+    task, spec = member.task, member.spec
+    prior = profiles.similar(keys_of(task.name, spec))
+    low, high = bounds(state.spec, spec, known, prior)
+    kind, batch = state.spec.kind, _batch(known, prior, state.pool, task.name, spec)
+    speed = trained.speed(kind, known.windows, prior, batch)
+    place = member.place
+    return Demand(
+        id=task.id,
+        submitted_at=task.created_at,
+        speed=speed,
+        min_gpus=low,
+        max_gpus=high,
+        sizes=_sizes(low, high, state.spec.slots_per_node) if low != high else None,
+        movable=known.is_movable or place is None,
+        priority=task.priority,
+        owner=task.owner_id,
+        left=None if isinstance(speed, Linear) else _left(known, prior),
+        done=_done(known),
+        attained_s=sum(_slot_seconds(job, now) for job in member.jobs),
+        running_s=_running_s(member, now),
+        restarts=max(0, len([job for job in member.jobs if job.started_at]) - 1),
+        restart_s=_first(known.restart_s, prior.restart_s if prior else None, RESTART_S),
+    )
+
+
+def bounds(pool: PoolSpec, spec: TaskSpec, known: Known, prior: Prior | None) -> tuple[int, int]:
+    """At least and at most so many slots.
+
+    Who says nothing may have as many as the pool has; yet before anything is known of it no more than a node, and no
+    more than twice of what it was measured on, so that a guess is not expensive.
+    """
+    most = pool.slots_per_node * pool.most_nodes
+    asked = spec.resources.range
+    low = pools.least(spec)
+    if asked is None and spec.num_nodes == 1 and spec.ranks_per_node == 1:
+        tried = max((window.slots for window in known.windows), default=0)
+        high = most if prior is not None and prior.times is not None else max(pool.slots_per_node, 2 * tried)
+        return 1, min(high, most)
+    if not spec.resources.is_elastic:
+        return low, low
+    assert asked is not None
+    return low, max(low, min(asked[1], most))
+
+
+def _sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
+    """Evenly on nodes: any number on one, whole nodes beyond."""
+    found = [size for size in range(low, high + 1) if size <= per_node or size % per_node == 0]
+    return tuple(found or [low])
+
+
+def keys_of(name: str, spec: TaskSpec) -> list[str]:
+    """What past tasks are known by: the same code, command and variables; the same command; the same name."""
+    code = json.dumps([spec.run, spec.workdir, sorted(spec.envs.items()), sorted(spec.file_mounts.items())])
+    return [f"code {_digest(code)}", f"run {_digest(spec.run)}", f"name {name[:200]}"]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _profiles(pool: PoolRow) -> Profiles:
+    if not pool.profiles:
+        return Profiles()
+    try:
+        return Profiles.from_json(json.dumps(pool.profiles["past"]))
+    except (KeyError, TypeError, ValueError):
+        log.warning("pool %s: what it learnt cannot be read; it begins anew", pool.id)
+        return Profiles()
+
+
+def _batch(known: Known, prior: Prior | None, pool: PoolRow, name: str, spec: TaskSpec) -> int | None:
+    if known.windows or prior is None or not pool.profiles:
+        return None
+    batches = pool.profiles.get("batches", {})
+    found = next((batches[key] for key in keys_of(name, spec) if key in batches), None)
+    return found if isinstance(found, int) and found >= 1 else None
+
+
+def _left(known: Known, prior: Prior | None) -> Work | None:
+    """As the training itself says, else as others like it suggest."""
+    latest = known.latest
+    if latest is not None and latest.until is not None and latest.global_batch:
+        left = float(max(0, latest.until - latest.step) * latest.global_batch)
+        return Work(left, left, left)
+    return prior.left(_done(known)) if prior is not None else None
+
+
+def _done(known: Known) -> float:
+    latest = known.latest
+    return float(latest.step * (latest.global_batch or 0)) if latest is not None else 0.0
+
+
+def _slot_seconds(job: JobRow, now: float) -> float:
+    if job.started_at is None or not job.place:
+        return 0.0
+    return max(0.0, (job.ended_at or now) - job.started_at) * decode(PoolPlace, job.place).slots
+
+
+def _running_s(member: Member, now: float) -> float:
+    job = member.live
+    return max(0.0, now - job.started_at) if job is not None and job.started_at is not None else 0.0
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None and math.isfinite(value))
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+def learn(ctx: Context, session: Session, state: State) -> None:
+    """Take in tasks of the pool that have succeeded since this was last done."""
+    pool = state.pool
+    since = str((pool.profiles or {}).get("since", ""))
+    query = (
+        sa.select(TaskRow)
+        .where(TaskRow.pool_id == pool.id, TaskRow.kind == "command", TaskRow.state == TaskState.SUCCEEDED.value)
+        .where(TaskRow.ended_at > float((pool.profiles or {}).get("until", 0.0)))
+        .order_by(TaskRow.ended_at)
+        .limit(_MOST_LEARNT)
+        .options(undefer(TaskRow.spec))
+    )
+    ended = [task for task in session.scalars(query) if task.id != since]
+    if not ended:
+        return
+    profiles = _profiles(pool)
+    batches = dict((pool.profiles or {}).get("batches", {}))
+    for task in ended:
+        spec = decode(TaskSpec, task.spec)
+        jobs = list(session.scalars(sa.select(JobRow).where(JobRow.task_id == task.id).order_by(JobRow.attempt)))
+        known = _known(ctx, spec, [job for job in jobs if JobState(job.state).is_final])
+        if known.windows:
+            keys = keys_of(task.name, spec)
+            profiles.learn(
+                keys,
+                trained.measurements(state.spec.kind, known.windows),
+                total_work=_done(known) or None,
+                restart_s=known.restart_s,
+            )
+            batches.update(dict.fromkeys(keys, known.windows[-1].global_batch))
+    last = ended[-1]
+    pool.profiles = {
+        "past": json.loads(profiles.to_json()),
+        "batches": dict(list(batches.items())[-3000:]),
+        "until": last.ended_at,
+        "since": last.id,
+    }
