@@ -153,9 +153,8 @@ def one(
 
     seconds(plain, 3)
     step = median(seconds(plain, times))
-    positions = inputs.numel() if inputs.dim() == 2 else inputs.shape[0] * 28 * 28
-    chosen = plan(model, measure=True, step_s=step, positions=positions, exclude=exclude)
-    print(chosen.explain(), flush=True)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):  # as its forward passes are in training
+        chosen = plan(model, measure=True, step_s=step, inputs=inputs, exclude=exclude)
     optimizer = KFAC(model, plan=chosen, exclude=exclude)
 
     def second() -> None:

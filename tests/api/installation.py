@@ -124,7 +124,7 @@ class Installation:
         accounts.create(ctx, name="bob", password=PASSWORD)
         self.tokens["administrator"] = accounts.first_token(ctx, carol, "tests")
         self.tokens["user"] = accounts.first_token(ctx, alice, "tests")
-        agent = ImageAgent(ctx, alice.id, "alpha", takes_secrets=True)
+        agent = ImageAgent(ctx, alice.id, "alpha", takes_secrets=True, holds_pools=True)
         with ctx.db.write() as session:
             self.tokens["agent"] = tokens.issue(session, now=ctx.clock(), endpoint_id=agent.id)
             row = session.get_one(UserRow, alice.id)
@@ -152,6 +152,8 @@ class Installation:
         self.ask("PUT", "/api/v1/quotas/user/alice", {"tasks": 50}, "administrator")
         kept = {"name": "kept", "spec": {"run": "true"}}
         names["template"] = self.ask("POST", "/api/v1/templates", kept)["id"]
+        held = {"name": "held", "endpoint": "alpha", "slots": 4, "project": "pde"}
+        names["ref"] = self.ask("POST", "/api/v1/pools", held)["id"]
         names["draft_id"] = self.ask("POST", "/api/v1/image-drafts", {"recipe": RECIPE})["id"]
         self._furnish_work(agent)
 

@@ -83,6 +83,12 @@ REQUESTS: dict[str, Request] = {
     f"GET {_API}/endpoints/{{name}}/images": Request(parameters=_PLACE),
     f"POST {_API}/endpoints/{{name}}/images/prune": Request(parameters=_PLACE),
     f"GET {_API}/queue": Request(query={"endpoint": "cluster"}),
+    # Pools
+    f"POST {_API}/pools": _sends({"name": "new", "endpoint": "cluster", "slots": 4, "project": "lab"}),
+    f"PATCH {_API}/pools/{{ref}}": _sends({"idle": "1h"}),
+    "POST /pools/new": _fills(name="new", endpoint="cluster", slots="4", most="1", project="lab"),
+    "POST /pools/{ref}/change": _fills(idle="1h"),
+    "POST /pools/{ref}/close": _fills(),
     # Projects
     f"POST {_API}/projects": _sends({"name": "new"}),
     f"PATCH {_API}/projects/{{project}}": _sends({"title": "Lab"}),

@@ -29,7 +29,7 @@ NEEDS = ("open", "any", *Scope, "administrator", "agent-token")
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 _WIDTH = 64
 # Objects that nobody but their owner sees: whose they are is decided by these parameters of a path.
-_PRIVATE = ("task_id", "image", "endpoint", "template", "template_id")
+_PRIVATE = ("task_id", "image", "endpoint", "template", "template_id", "ref")
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,9 @@ def test_no_list_holds_what_is_not_for_the_one_who_asks(world: World) -> None:
     async def whole() -> list[str]:
         await _open(world)
         hidden = {name: {world.names[key] for key in own} | set(world.private.values()) - {"own"} for name in PEOPLE}
-        hidden["stranger"] |= {world.names[key] for key in ("task_id", "done_id", "job_id", "image", "invitation_id")}
+        hidden["stranger"] |= {
+            world.names[key] for key in ("task_id", "done_id", "job_id", "image", "invitation_id", "ref")
+        }
         found, shown = [], b""
         for row in read_matrix().values():
             if not row.key.startswith("GET ") or "{" in row.key or row.needs == "administrator":

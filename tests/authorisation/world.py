@@ -47,6 +47,7 @@ from diamond.server.services import (
     logins,
     notices,
     ownership,
+    pools,
     projects,
     secrets,
     sessions,
@@ -272,8 +273,8 @@ def _objects(world: World) -> None:
     projects.create(ctx, owner, "lab")
     projects.set_member(ctx, owner, "lab", "viewer", "viewer")
     projects.set_member(ctx, owner, "lab", "member", "member")
-    cluster = ImageAgent(ctx, owner, "cluster", takes_secrets=True)
-    ImageAgent(ctx, owner, "own")
+    cluster = ImageAgent(ctx, owner, "cluster", takes_secrets=True, holds_pools=True)
+    ImageAgent(ctx, owner, "own", holds_pools=True)
     projects.share_endpoint(ctx, owner, "lab", "cluster")
     with ctx.db.write() as session:
         world.tokens["agent"] = tokens.issue(session, now=ctx.clock(), endpoint_id=cluster.id)
@@ -289,6 +290,9 @@ def _objects(world: World) -> None:
     for into, visibility in ((world.names, "project"), (world.private, "private")):
         kept = templates.create(ctx, owner, visibility, {"run": "true"}, visibility=visibility, project="lab")
         into |= {"template": kept.id, "template_id": kept.id}
+    for into, place, project in ((world.names, "cluster", "lab"), (world.private, "own", None)):
+        held = {"name": f"pool at {place}", "endpoint": place, "slots": 4, "project": project}
+        into["ref"] = pools.create(ctx, owner, held).id
     draft = image_drafts.create(ctx, owner, {**RECIPE, "name": "draft"})
     rule = notices.create(ctx, owner, Channel.EMAIL, "owner@example.org", ("task.failed",))
     invitation = invitations.invite(ctx, owner, project="lab")

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from diamond.optim.compress import FACTORS, GRADS, Compress, attach
+from diamond.optim import KFAC
+from diamond.optim.compress import FACTORS, GRADS, Compress, attach, average_factors
 from diamond.optim.compress.spec import Method
 from diamond.optim.errors import OptimError
+
+RANKS = """
+import json, sys
+import torch, torch.distributed as dist
+from torch import nn
+from diamond.optim import KFAC, Compress
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+sent = {}
+for name, factor in (("left out", {}), ("alone", None), ("none", {"factor": "none"}), ("tri", {"factor": "tri"})):
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)))
+    optimizer = KFAC(model, 0.1, compress=None if factor is None else Compress(grad="bf16", **factor))
+    nn.functional.mse_loss(model(torch.randn(4, 7)), torch.randn(4, 3)).backward()
+    optimizer.step()
+    sent[name] = [optimizer.crew.count.sent["factor reduce"], optimizer.crew.count.plain["factor"]]
+print(json.dumps(sent))
+dist.destroy_process_group()
+"""
 
 
 @pytest.mark.parametrize(
@@ -50,7 +79,7 @@ def test_a_hostile_grad_is_refused_with_an_example(text: Any) -> None:
     assert f"grad={text!r}" in said and 'for example grad="' in said
 
 
-@pytest.mark.parametrize("text", ["", None, "bf16", "int4-tri", "tri ", "filtered-tri", 8])
+@pytest.mark.parametrize("text", ["", "bf16", "int4-tri", "tri ", "filtered-tri", 8])
 def test_a_hostile_factor_is_refused_with_all_there_is(text: Any) -> None:
     with pytest.raises(OptimError) as caught:
         Compress(factor=text)
@@ -101,7 +130,78 @@ def test_it_is_frozen_and_takes_keywords_only() -> None:
         Compress("int8")  # type: ignore[misc]
 
 
+def test_statistics_travel_as_triangles_unless_it_is_said_otherwise(tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS, str(rank), str(tmp_path / "store")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        told = [rank.communicate(timeout=60) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    plain, packed = (4 * sum(n**2 for n in (8, 5, 6, 3)), 4 * sum(n * (n + 1) // 2 for n in (8, 5, 6, 3)))
+    wanted = {"left out": [packed, plain], "alone": [packed, plain], "none": [plain, plain], "tri": [packed, plain]}
+    assert [json.loads(out) for out, _ in told] == [wanted, wanted]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_second_hook_is_refused_with_what_to_do() -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    attach(model, Compress(grad="bf16"))
+    for again in (lambda: attach(model, Compress(grad="bf16")), lambda: KFAC(model, compress=Compress(grad="bf16"))):
+        with pytest.raises(OptimError, match=r"model: DistributedDataParallel takes one communication hook .*once"):
+            again()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_compiled_model_is_attached_to_under_its_cover() -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    wire = attach(torch.compile(model, backend="eager"), Compress(grad="bf16"))  # type: ignore[arg-type]
+    model(torch.ones(1, 2)).sum().backward()
+    assert wire.steps == {"ddp": 1}
+    with pytest.raises(OptimError, match=r"model=Linear sends no gradients"):
+        attach(torch.compile(nn.Linear(2, 2), backend="eager"), Compress(grad="bf16"))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_no_group_is_refused() -> None:
+    with pytest.raises(OptimError, match=r"process_group=str: give a group, .*or leave it out"):
+        attach(DistributedDataParallel(nn.Linear(2, 2)), Compress(), process_group="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("alone")
+def test_ranks_that_have_not_met_are_told_how() -> None:
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    dist.destroy_process_group()
+    with pytest.raises(OptimError, match=r"attach: .*call torch.distributed.init_process_group before"):
+        attach(model, Compress(grad="bf16"))
+    with pytest.raises(OptimError, match=r"attach: .*call torch.distributed.init_process_group before"):
+        KFAC(model, compress=Compress(grad="bf16"))
+    with pytest.raises(OptimError, match=r"average_factors: .*call torch.distributed.init_process_group before"):
+        average_factors([torch.eye(2)], "tri")
+
+
 def test_a_model_that_sends_nothing_is_refused() -> None:
+    for what in (None, [nn.Linear(2, 2)]):
+        with pytest.raises(OptimError, match=f"model={type(what).__name__}: give the model itself"):
+            attach(what, Compress())  # type: ignore[arg-type]
     with pytest.raises(OptimError, match=r"model=Linear .*DistributedDataParallel\(model\)"):
         attach(nn.Linear(2, 2), Compress())
     with pytest.raises(OptimError, match="compress='int8'"):

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from diamond.optim.covered import coverage
+from diamond.optim.errors import OptimError
 from diamond.optim.kfac import KFAC
 
 
@@ -90,6 +91,24 @@ def test_the_report_is_what_the_optimizer_does() -> None:
     taken = {id(one) for block in opt.blocks for one in block.parameters()}
     names = {name for name, one in model.named_parameters() if id(one) in taken}
     assert names == {one.name for one in coverage(model, opt.blocks).lines if one.covered}
+
+
+def test_what_is_neither_a_model_nor_blocks_is_told() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(OptimError, match="model=generator: give the model itself, not its parameters"):
+        coverage(model.parameters())  # type: ignore[arg-type]
+    for blocks in (KFAC(model), ["0"]):
+        with pytest.raises(OptimError, match=f"blocks={type(blocks).__name__}: give .* optimizer.blocks"):
+            coverage(model, blocks)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_nothing_to_cover_is_no_warning() -> None:
+    found = coverage(nn.Linear(3, 2).requires_grad_(requires_grad=False))
+    assert not found.lines and str(found).endswith("none of the model's parameters requires a gradient")
+    empty = coverage(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 0)))
+    assert [(one.name, one.why) for one in empty.left] == [("1.weight", "empty"), ("1.bias", "empty")]
+    assert empty.share == 1.0
 
 
 def test_it_can_be_asked_for_again() -> None:

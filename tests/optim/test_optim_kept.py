@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner
 
 from diamond.optim import KFAC, OptimError
 from diamond.optim.keeping import load_sharded, sharded_state
-from tests.optim.kfac_ranks import Net, continued, leg, train, uninterrupted
+from tests.optim.kfac_ranks import Net, batch, continued, leg, train, uninterrupted
 from tests.optim.test_optim_ranks import apart, check_factors, run
 
 RANKS = {2: ("two", "continued"), 4: ("four",)}
@@ -123,6 +123,60 @@ def test_a_state_of_another_kind_or_model_is_refused() -> None:
         KFAC(wider, 0.05).load_state_dict(state)
     with pytest.raises(OptimError, match="no part 'kfac'"):
         optimizer.load_state_dict(torch.optim.SGD(Net().parameters(), lr=0.1).state_dict())
+
+
+def kept_in(optimizer: KFAC, way: str) -> Any:
+    return copy.deepcopy(optimizer.state_dict() if way == "state_dict" else sharded_state(optimizer))
+
+
+def put_into(optimizer: KFAC, state: Any, way: str) -> None:
+    if way == "state_dict":
+        optimizer.load_state_dict(state)
+    else:
+        load_sharded(optimizer, state)
+
+
+@pytest.mark.parametrize("way", ["state_dict", "sharded"])
+@pytest.mark.parametrize(
+    ("written", "here", "said"),
+    [
+        ("auto", {"lr": 0.05}, "written with lr='auto', and this optimizer has lr=0.05; give KFAC the same lr"),
+        ("auto", {"lr": 1.0, "measured": 40}, "written with lr='auto', and this optimizer has lr=1.0"),
+        (0.05, {"lr": "auto"}, "written with a number for lr, and this optimizer has lr='auto'; give KFAC the same lr"),
+        (1.0, {"lr": "auto"}, "written with a number for lr, and this optimizer has lr='auto'"),
+    ],
+)
+def test_a_share_of_what_is_measured_is_no_length(written: Any, here: dict[str, Any], said: str, way: str) -> None:
+    model = Net(spare=True)
+    optimizer = KFAC(model, written)
+    train(model, optimizer, range(2))
+    fresh = KFAC(Net(spare=True), **here)
+    before = fresh.param_groups[0]["lr"]
+    with pytest.raises(OptimError, match=said):
+        put_into(fresh, kept_in(optimizer, way), way)
+    assert fresh.steps == 0 and not fresh.kept and not fresh.state
+    assert fresh.param_groups[0]["lr"] == before and fresh.measures is (here["lr"] == "auto" or "measured" in here)
+
+
+@pytest.mark.parametrize("way", ["state_dict", "sharded"])
+def test_what_is_no_longer_measured_comes_back_so(way: str) -> None:
+    model = Net(spare=True)
+    ended = KFAC(model, 0.05, measured=2)
+    torch.optim.lr_scheduler.ExponentialLR(ended, 0.5)
+    train(model, ended, range(4))
+    ended.param_groups[0]["lr"] = 0.0125  # as a schedule does
+    again = KFAC(Net(spare=True), 0.2, measured=2)  # the number itself comes with the state, as with any optimizer
+    put_into(again, kept_in(ended, way), way)
+    assert not again.measures and again.param_groups[0]["lr"] == 0.0125 and again._reference == 0.05
+    model = Net(spare=True)
+    gave_up = KFAC(model)
+    x, y = batch(0)
+    nn.functional.mse_loss(3 * model(x), y).backward()
+    with pytest.warns(UserWarning, match="lr='auto' follows"):
+        gave_up.step()
+    again = KFAC(Net(spare=True))
+    put_into(again, kept_in(gave_up, way), way)
+    assert not again.measures and again._rate == gave_up._rate < 1 and again.steps == 1
 
 
 def test_a_state_that_is_incomplete_or_of_other_ranks_is_refused() -> None:

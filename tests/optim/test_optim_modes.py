@@ -40,7 +40,8 @@ def network(inplace: bool = False) -> nn.Sequential:
 
 
 def optimizer(model: nn.Module, **options: Any) -> KFAC:
-    return KFAC(model, **{"lr": 0.05, "curvature": "ggn-exact", "factor_every": 1, "inverse_every": 1, **options})
+    usual = {"lr": 0.05, "clip": 1e-2, "curvature": "ggn-exact", "factor_every": 1, "inverse_every": 1}
+    return KFAC(model, **{**usual, **options})
 
 
 def steps(model: nn.Module, opt: KFAC, number: int = 3, call: Callable[[Tensor], Tensor] | None = None) -> list[float]:

@@ -270,6 +270,22 @@ def test_it_explains_itself_and_compares() -> None:
     assert "2.00" in str(compared) and "3.0 MiB" in str(compared)
     with pytest.raises(OptimError, match="nothing was predicted for magic, only for statistics"):
         plan.compare({"magic": 1.0})
+    with pytest.raises(OptimError, match="measured: kfac_s=None: give a number, of seconds or bytes"):
+        plan.compare({"kfac_s": None})  # type: ignore[dict-item]
+    with pytest.raises(OptimError, match="measured=list: give a dictionary"):
+        plan.compare([1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step_s", [1e-9, 1.0, 1e7])
+def test_columns_stay_apart_whatever_the_numbers(step_s: float) -> None:
+    plan = plan_blocks([Block("layer", 64, 64)], step_s=step_s)
+    rows = str(plan.compare({"kfac_s": 3e5, "step_s": 1e9, "wire_bytes": 1e20, "memory_bytes": 1.0})).splitlines()
+    # Name, number and unit twice, ratio; the head has three words.
+    assert [len(row.split()) for row in rows] == [3, 6, 6, 6, 6]
+    assert len({len(row) for row in rows}) == 1, "as wide as each other"
+    table = [line for line in plan.explain().splitlines() if line.endswith("%") and " ms " in line]
+    assert len(table) == len(plan.components) + 3 and len({len(line) for line in table}) == 1
+    assert all(re.fullmatch(r"  \D+ +[\d.]+ ms +[\d.]+%", line) for line in table)
 
 
 def test_thousands_of_layers_take_less_than_a_second() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -143,6 +144,20 @@ def test_layers_larger_than_the_limit_are_split_and_kfac_does_what_was_predicted
         ({"overhead": -1}, "overhead=-1"),
         ({"exclude": ["0", "2", "3"]}, r"model: no layer that K-FAC knows; see diamond.optim.coverage"),
         ({"widest": 0}, "widest=0: give a whole number of 1 or more"),
+        ({"exclude": ["0", "heat"]}, "exclude: no module of the model is called 'heat'; there are 0, 1, 2, 3: see"),
+        ({"exclude": "0"}, "exclude='0': give a list of names of modules"),
+        ({"exclude": None}, "exclude=None: give a list of names of modules"),
+        ({"step_s": "1"}, "step_s='1': give the seconds of a step, or None"),
+        ({"overhead": None}, "overhead=None: give a part of the step"),
+        ({"measure": "yes"}, "measure='yes': give True, or the seconds"),
+        ({"lr": None}, "lr=None: give 'auto' or the number"),
+        ({"say": "out"}, "say='out': give True, None for nowhere, or a file"),
+        ({"inputs": torch.empty(0, 20)}, "inputs: it is an empty batch; give one as in training"),
+        (
+            {"inputs": torch.zeros(2, 7)},
+            r"inputs: the model cannot be called with it \(mat1 and mat2 .*\); give a batch",
+        ),
+        ({"inputs": ()}, r"inputs: the model cannot be called with it \(.* missing 1 required .*\); give a batch"),
         ({"step_s": 0.0, "inputs": torch.zeros(2, 20)}, "step_s=0.0: give the seconds of a step"),
         ({"measure": -1.0}, "seconds=-1.0 is no time to measure"),
         ({"perios": 3}, "perios: plan has no such argument; one of mesh, memory, .*inverse_every"),
@@ -151,7 +166,76 @@ def test_layers_larger_than_the_limit_are_split_and_kfac_does_what_was_predicted
 )
 def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(OptimError, match=said):
-        plan(network(), say=None, **given)
+        plan(network(), **{"say": None, **given})
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_numbers_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(0, 3), nn.LayerNorm(3), nn.Linear(3, 0))
+    made = plan(model, inputs=torch.empty(5, 0), say=None)
+    assert [(one.name, one.positions) for one in made.blocks] == [("0", 5), ("1", 5)]
+    assert [block.name for block in KFAC(model, plan=made).blocks] == ["0", "1"]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.cell = nn.GRUCell(4, 4)
+        self.same = self.decoder
+
+
+@pytest.mark.parametrize(
+    ("exclude", "said"),
+    [
+        (["decodr"], "is called 'decodr'; there are decoder, decoder.1, decoder.0: see"),
+        (["0"], "is called '0'; there is decoder.0: see"),
+        (["module.decoder"], "is called 'module.decoder'; there is decoder: see"),
+        (["decoder.0.weight"], "is called 'decoder.0.weight'; there is decoder.0: see"),
+        (
+            ["cell", "", "x"],
+            "is called '', 'x'; there are decoder, decoder.0, decoder.1, attention, .* and 4 more: see",
+        ),
+        (["same"], "is called 'same'"),  # the second name of a module says nothing to K-FAC
+    ],
+)
+def test_a_name_that_fits_no_module_is_told_with_those_that_do(exclude: list[str], said: str) -> None:
+    with pytest.raises(OptimError, match=said):
+        KFAC(Nested(), exclude=exclude)
+    with pytest.raises(OptimError, match=said):
+        plan(Nested(), exclude=exclude, say=None)
+
+
+def test_names_of_what_is_not_covered_anyway_and_of_parts_are_fine() -> None:
+    optimizer = KFAC(torch.compile(Nested(), backend="eager"), exclude=("cell", "decoder.1", "attention.q", "decoder"))
+    assert [block.name for block in optimizer.blocks] == ["attention.k", "attention.v", "attention.out_proj"]
+
+
+@pytest.mark.parametrize(
+    ("planned", "used", "said"),
+    [
+        ((), ("3",), "owners for 3 blocks, and this model has 2: 3 planned for, but not here or excluded; plan again"),
+        (
+            ("0", "2"),
+            ("0",),
+            "owners for 1 blocks, and this model has 2: 2 not planned for; plan again with this model",
+        ),
+        (("0",), ("3",), "has 2: 0 not planned for; 3 planned for, but not here or excluded; .* give the same exclude"),
+    ],
+)
+def test_a_plan_of_other_blocks_is_refused_and_they_are_named(planned: Any, used: Any, said: str) -> None:
+    made = plan(network(), exclude=planned, say=None)
+    assert len(KFAC(network(), plan=made, exclude=planned).blocks) == len(made.blocks)
+    with pytest.raises(OptimError, match=said):
+        KFAC(network(), plan=made, exclude=used)
+
+
+def test_a_plan_of_another_order_is_refused() -> None:
+    made = plan(network(), say=None)
+    turned = dataclasses.replace(made, blocks=made.blocks[::-1])
+    with pytest.raises(OptimError, match="the same ones in another order; plan again"):
+        KFAC(network(), plan=turned)
 
 
 @pytest.mark.parametrize("model", [nn.Tanh(), nn.Sequential(nn.ReLU(), nn.Dropout())])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -21,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from diamond.agent.accepting import gave_up, record_of, take_up
 from diamond.agent.cache import Cache
 from diamond.agent.image_jobs import forget_payloads
 from diamond.agent.journal import Journal, Record
@@ -28,7 +28,7 @@ from diamond.agent.outputs import Collector, OutputsStopped
 from diamond.agent.policy import PolicyFile
 from diamond.agent.recovery import recover
 from diamond.agent.run_dirs import remove_old
-from diamond.agent.schedulers.base import Observed, Scheduler
+from diamond.agent.schedulers.base import HasWarnings, Observed, Scheduler
 from diamond.agent.session import Session
 from diamond.agent.staging import Stager, StagingFailed, StagingStopped
 from diamond.agent.table import MAX_DETAIL, JobTable, Phase, Tracked, finishing, report_of, verdict
@@ -196,6 +196,9 @@ class Loop:
             if order.desired == Desired.CANCEL and not job.is_cancelled:
                 job.is_cancelled = True
                 self._cancel(job)
+            elif order.desired == Desired.YIELD and not job.yields:
+                job.yields = True
+                self._warn(job)
         elif order.job_id in self._delivered:
             self._answer_again(order)
         else:
@@ -218,25 +221,9 @@ class Loop:
             if order.job_id in self._delivered:  # since the order was read
                 self._answer_again(order)
                 continue
-            job = Tracked(order.with_all_offsets(), self._dir(order.job_id))
-            if order.job_id in known:  # the journal was lost, the job was not
-                job.phase = Phase.SUBMITTED
-            elif os.path.lexists(RunDir(job.run_dir).started):
-                job.phase = Phase.READY  # it ran here once; the scheduler finds out what became of it
-            elif may_have_started(RunDir(job.run_dir)):
-                job.result = verdict(job, Reason.LOST, "its run directory cannot be read; it may have run")
-            elif job.is_cancelled:
-                job.result = verdict(job, Reason.CANCELLED, "cancelled before it started")
-            elif refusal := self._policy.refusal(order):
-                job.result = verdict(job, Reason.REJECTED, refusal)
-            else:
-                job.report = JobReport(job_id=job.job_id, state=JobState.STAGING, run_dir=str(job.run_dir))
-            if job.result is not None:
-                job.phase = Phase.OVER
-            phase = {Phase.OVER: "finished", Phase.SUBMITTED: "submitted", Phase.READY: "submitting"}.get(
-                job.phase, "accepted"
-            )
-            records.append(Record(job_id=job.job_id, phase=phase, order=order, result=job.result))
+            is_known = order.job_id in known
+            job = take_up(order, self._dir(order.job_id), is_known=is_known, refusal=self._policy.refusal)
+            records.append(record_of(job))
             jobs.append(job)
         try:
             self._journal.append(records)
@@ -256,6 +243,8 @@ class Loop:
         for job in jobs:
             if job.phase == Phase.SUBMITTED and job.is_cancelled:
                 self._cancel(job)
+            elif job.yields:
+                self._warn(job)
 
     def _refresh_policy(self) -> None:
         if self._policy.refresh():
@@ -275,6 +264,11 @@ class Loop:
         elif job.phase in (Phase.ACCEPTED, Phase.READY):
             self._ready.pop(job.job_id, None)
             self._finish([(job, verdict(job, Reason.CANCELLED, "cancelled before it started"))])
+
+    def _warn(self, job: Tracked) -> None:
+        """Let it save and stop. One that the scheduler does not have yet is not handed over any more, see `_submit`."""
+        if job.phase == Phase.SUBMITTED and isinstance(self._scheduler, HasWarnings):
+            self._scheduler.warn([job.job_id])
 
     # Staging and submitting
 
@@ -313,6 +307,10 @@ class Loop:
         self._ready[job.job_id] = job
 
     def _submit(self) -> None:
+        yielding = [job for job in self._ready.values() if job.yields and not may_have_started(RunDir(job.run_dir))]
+        for job in yielding:
+            del self._ready[job.job_id]
+        self._finish([(job, gave_up(job)) for job in yielding])
         if not self._ready or time.monotonic() < self._held_until:
             return
         jobs = sorted(self._ready.values(), key=lambda job: (-job.order.spec.priority, job.job_id))
@@ -341,6 +339,8 @@ class Loop:
             job.phase = Phase.SUBMITTED
             del self._ready[job.job_id]
             done.append(job)
+            if job.yields:
+                self._warn(job)
         self._write([Record(job_id=job.job_id, phase="submitted") for job in done], sync=False)
 
     def _say_held(self, job: Tracked, why: str) -> None:

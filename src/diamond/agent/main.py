@@ -38,7 +38,7 @@ from diamond.agent.policy import PolicyFile
 from diamond.agent.poller import Poller
 from diamond.agent.reporter import Reporter
 from diamond.agent.sampler import Sampler
-from diamond.agent.schedulers.base import HasProcesses, HasShells, LearnsFacts, Scheduler
+from diamond.agent.schedulers.base import HasProcesses, HasShells, HasWarnings, LearnsFacts, Scheduler
 from diamond.agent.schedulers.choice import choose
 from diamond.agent.secrets import Vault
 from diamond.agent.session import Session
@@ -229,6 +229,7 @@ class Agent:
             site_name=site.site_name,
             allows_shells=isinstance(self._scheduler, HasShells),
             takes_secrets=True,
+            holds_pools=isinstance(self._scheduler, HasWarnings),
             architecture=platform.machine(),
             builders=site.builders,
             builder_problems=site.builder_problems,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from diamond.agent import image_policy
+from diamond.agent import image_policy, pool_orders
 from diamond.agent.asked import Asked, plain_name
 from diamond.agent.patterns import is_under, listed, matches
 from diamond.agent.schedulers.base import Submission
@@ -155,6 +155,7 @@ class Policy:
     queue_ahead: bool = _rule(_flag, True, _flag_text)
     allow_shells: bool = _rule(_flag, True, _flag_text)
     allow_secrets: bool = _rule(_flag, True, _flag_text)  # whether tasks may bring any here
+    allow_pools: bool = _rule(_flag, True, _flag_text)  # whether nodes may be held for several tasks
     builds: str = _rule(_place_of_builds, "any")  # where images are built
     allowed_builders: tuple[str, ...] | None = _rule(_builders, show=listed)
     allowed_bases: tuple[str, ...] | None = _rule(_names, show=listed)
@@ -173,7 +174,7 @@ class Policy:
             image_root: where images lie.
             owner: whose endpoint this is; empty: nobody has said.
         """
-        if wrong := image_policy.malformed(order):
+        if wrong := image_policy.malformed(order) or pool_orders.malformed(order):
             return wrong
         for broken in self._broken(order, image_root, owner):
             return f"policy.toml: {broken}"
@@ -184,6 +185,8 @@ class Policy:
             user = plain_name(order.user or UNKNOWN_USER)
             yield f"allow_others = false, the task is of user {user} and this endpoint is {plain_name(owner)}'s"
         yield from self._named("allowed_users", (order.user or UNKNOWN_USER,), "the task is of user {}")
+        if not self.allow_pools and (order.pilot is not None or order.place is not None):
+            yield f"allow_pools = false, the job {'holds a node of' if order.pilot is not None else 'runs in'} a pool"
         yield from image_policy.broken(self, order, image_root)
         if image_policy.runs_beside(order):
             return  # it takes nothing of the batch scheduler's, and no words of a user's
@@ -321,6 +324,7 @@ class Policy:
             queues_ahead=facts.queues_ahead and self.queue_ahead,
             allows_shells=facts.allows_shells and self.allow_shells,
             takes_secrets=facts.takes_secrets and self.allow_secrets,
+            holds_pools=facts.holds_pools and self.allow_pools,
             allows_others=self.allow_others,
             allowed_users=self.allowed_users,
             builders=builders,

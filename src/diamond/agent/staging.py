@@ -25,6 +25,7 @@ from diamond.agent.image_jobs import RUN, Surroundings, entrance, why_missing, w
 from diamond.agent.image_policy import runs_beside
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
+from diamond.agent.pool_orders import pilot_run, slot_of, step_measure
 from diamond.agent.run_dirs import remove
 from diamond.agent.secrets import Vault
 from diamond.core.bundles import BundleFile, Manifest, check_relative_path, digest_of_ref, is_bundle_ref
@@ -113,6 +114,7 @@ class Stager:
         self._stop = stop
         self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="download")
         train = importlib.resources.files("diamond").joinpath("train")
+        self._steward = importlib.resources.files("diamond").joinpath("agent").joinpath("steward.py").read_bytes()
         self._launcher = {
             name: file.read_bytes() for name in LAUNCHER_FILES if (file := train.joinpath(name)).is_file()
         }
@@ -244,7 +246,8 @@ class Stager:
 
     def _write_scripts(self, order: JobOrder, run_dir: RunDir, previous: RunDir | None) -> None:
         spec, around = order.spec, self._around()
-        is_work = order.work is not None
+        is_pilot = order.pilot is not None
+        is_work = order.work is not None or is_pilot  # whose program is Diamond's own
         scheduler = "local" if runs_beside(order) else self._scheduler
         envs = job_envs(
             task_id=order.task_id,
@@ -252,7 +255,7 @@ class Stager:
             job_id=order.job_id,
             attempt=order.attempt,
             num_nodes=spec.num_nodes,
-            user_envs=work_envs() if is_work else spec.envs,
+            user_envs=spec.envs if not is_work else work_envs() if order.work is not None else {},
         )
         plan = ScriptPlan(
             job_id=order.job_id,
@@ -262,7 +265,7 @@ class Stager:
             launcher_python=sys.executable,
             scheduler=scheduler,
             num_nodes=spec.num_nodes,
-            min_nodes=spec.min_nodes or 0,
+            min_nodes=0 if order.place is not None else spec.min_nodes or 0,
             chained=order.chained and not is_work,
             previous=str(previous.path) if previous is not None else "",
             modules=spec.slurm.modules if scheduler == "slurm" else (),
@@ -271,22 +274,26 @@ class Stager:
             secrets=bool(spec.secrets) and not is_work,
             measure=scheduler == "slurm" and not is_work,
             time_limit_s=order.time_limit_s,
+            slot=slot_of(order),
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
         if plan.has_setup and spec.setup:
             _write(run_dir.setup, spec.setup.encode())
-        if is_work:
+        if is_pilot:
+            _write(run_dir.steward, self._steward)
+        elif is_work:
             _write(run_dir.image_work, work_file(order, run_dir, around))
         elif order.image is not None:
             run_dir.shield.mkdir(mode=0o700)
             way_in = entrance(order.image, run_dir, envs, around, plan.library, plan.secrets)
             for path, data in way_in.items():
                 _write(path, data, 0o700 if path.parent == run_dir.shield else 0o600)
-        _write(run_dir.run, (RUN if is_work else spec.run).encode())
+        run = pilot_run(plan.launcher_python) if is_pilot else RUN if is_work else spec.run
+        _write(run_dir.run, run.encode())
         _write(run_dir.env, env_file(envs))
         _write(run_dir.script, job_script(plan).encode())
         if plan.measure:
-            _write(run_dir.measure, MEASURE.encode())
+            _write(run_dir.measure, (MEASURE if order.place is None else step_measure(MEASURE)).encode())
         if plan.ranks_per_node > 1 or (plan.ranks_per_node == 1 and spec.num_nodes > 1):
             if len(self._launcher) < len(LAUNCHER_FILES):
                 raise StagingFailed(Reason.LAUNCH_FAILED, "diamond/train/launch.py is missing from this installation")

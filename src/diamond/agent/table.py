@@ -51,6 +51,7 @@ class Tracked:
         self.run_dir = run_dir
         self.phase = phase
         self.is_cancelled = order.desired == Desired.CANCEL
+        self.yields = order.desired == Desired.YIELD  # it is to save and stop, and to go on in another job
         self.report: JobReport | None = None  # the newest state to tell
         self.told: JobReport | None = None  # the newest the server has acknowledged
         self.result: JobReport | None = None
@@ -209,6 +210,8 @@ def report_of(job: Tracked, seen: Observed) -> JobReport:
 def _chain_reason(job: Tracked, reason: Reason) -> tuple[Reason, str] | None:
     """How a link of a chain ended, where that differs from what its exit status alone says."""
     run_dir = RunDir(job.run_dir)
+    if job.order.place is not None and job.order.chained and reason is Reason.PREEMPTED:
+        return Reason.CONTINUED, "it gave up its place in the pool before it began"
     if job.order.continues and os.path.lexists(run_dir.not_needed):
         return Reason.CANCELLED, "not needed: the job before it finished the task"
     if job.order.chained and reason in (Reason.COMPLETED, Reason.EXIT_NONZERO, Reason.SIGNALLED):
@@ -286,4 +289,5 @@ def submission_of(job: Tracked, time_limit_s: int | None) -> Submission:
         slurm=spec.slurm,
         on_login=runs_beside(job.order),
         user=job.order.user,
+        place=job.order.place,
     )

@@ -32,6 +32,7 @@ class Changes:
 
     name: str | None = None
     project: str | None = None
+    pool: str | None = None
     workdir: str | None = None
     num_nodes: int | None = None
     ranks_per_node: int | None = None
@@ -51,7 +52,7 @@ class Changes:
     secret: tuple[str, ...] = ()
 
     def applied(self, raw: dict[str, Any]) -> dict[str, Any]:
-        top = ("name", "project", "num_nodes", "ranks_per_node", "max_duration", "priority")
+        top = ("name", "project", "pool", "num_nodes", "ranks_per_node", "max_duration", "priority")
         found = dict(raw) | {key: value for key in top if (value := getattr(self, key)) is not None}
         if self.workdir is not None:
             found["workdir"] = os.path.abspath(os.path.expanduser(self.workdir))

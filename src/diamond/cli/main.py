@@ -35,7 +35,7 @@ SECTIONS = {
     ),
     "Results": ("outputs", "cp", "metrics"),
     "Environments": ("image", "secret"),
-    "Machines": ("gpus", "endpoint", "agent", "simulate"),
+    "Machines": ("gpus", "endpoint", "pool", "agent", "simulate"),
     "People": ("login", "logout", "whoami", "token", "session", "user", "notify", "audit", "quota", "project"),
     "Service": ("up", "down", "check", "serve", "backup", "restore", "version"),
 }
@@ -91,6 +91,7 @@ def build() -> typer.Typer:
         parse_accounts,
         parse_images,
         parse_planning,
+        parse_pools,
         parse_projects,
         parse_quotas,
         parse_secrets,
@@ -114,6 +115,7 @@ def build() -> typer.Typer:
         parse_quotas.register(app)
         parse_service.register(app)
         parse_planning.register(app)
+        parse_pools.register(app)
         for each in (app, *(group.typer_instance for group in app.registered_groups)):
             for command in each.registered_commands if each else ():
                 own = command.cls is not None and issubclass(command.cls, Command)

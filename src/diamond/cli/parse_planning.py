@@ -11,7 +11,9 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="A workload as CSV, or Slurm's accounting (`sacct -P`).")],
+    trace: Annotated[
+        Path, typer.Argument(help="A workload as CSV, Slurm's accounting (`sacct -P`), or a pool's record.")
+    ],
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="Which to try; several are compared. [diamond, fifo]")
     ] = None,
@@ -37,10 +39,17 @@ def simulate(
     """Try a scheduling policy on a log of your own.
 
     Replays the tasks of a trace through the same policy that decides in a pool, and shows when they would have been
-    done. Needs no server.
+    done. Needs no server. What `diamond pool record` wrote is replayed on the nodes that the pool had, and shown beside
+    what really happened.
     """
     from diamond.cli import simulate as act
 
+    if act.is_record(trace):
+        act.replay_record(
+            trace, policies=policy or ["diamond"], out=out, as_json=json,
+            unused={"--nodes": nodes, "--traces": traces, "--restart": restart, "--first": first},
+        )  # fmt: skip
+        return
     act.simulate(
         trace, policies=policy or ["diamond", "fifo"], nodes=nodes or ["16x4"], traces=traces, interval=interval,
         restart=restart, knowledge=knowledge, noise=noise, seed=seed, first=first, out=out, as_json=json,

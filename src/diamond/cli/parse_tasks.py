@@ -39,6 +39,9 @@ def launch(
         str | None, typer.Option("--project", help="Project it is in; left out: DIAMOND_PROJECT, else your own.")
     ] = None,
     infra: Annotated[str | None, typer.Option("--infra", help="Endpoint to run on.")] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Pool to run in; left out: as the file says, else none.")
+    ] = None,
     num_nodes: Annotated[int | None, typer.Option("--num-nodes", help="Number of nodes.")] = None,
     ranks_per_node: Annotated[
         int | None, typer.Option("--ranks-per-node", help="Processes started on each node.")
@@ -69,6 +72,7 @@ def launch(
     changes = act.Changes(
         name=name,
         project=project,
+        pool=pool,
         workdir=workdir,
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,

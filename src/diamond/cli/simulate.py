@@ -15,11 +15,14 @@ from diamond.cli import render
 from diamond.cli.session import emit, say
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
+from diamond.core.pool_records import PoolRecord
 from diamond.planner.pools.policies import named
 from diamond.planner.pools.simulation import pictures
 from diamond.planner.pools.simulation.applications import ANY, Application, pollux_applications, sia_applications
-from diamond.planner.pools.simulation.engine import simulate as replay
+from diamond.planner.pools.simulation.engine import simulate as run
 from diamond.planner.pools.simulation.outcomes import Outcome
+from diamond.planner.pools.simulation.recorded import node_times
+from diamond.planner.pools.simulation.replaying import Agreement, replay
 from diamond.planner.pools.simulation.workloads import Arrival, read_arrivals
 from diamond.planner.pools.snapshot import Node
 
@@ -28,6 +31,8 @@ _KNOWLEDGE = ("estimated", "warm", "oracle")
 _MOST_GPUS = 100_000  # a pool with more is a slip of the finger
 _MOST_BARS = 20_000  # a picture with more is larger than anybody's browser likes
 _MOST_LANES = 5_000
+_MOST_ROWS = 50  # tasks of a record that are shown one by one
+_MOST_RECORD_BYTES = 512 * 1024 * 1024
 _OPTIONS = {
     "applications": "--traces",
     "interval_s": "--interval",
@@ -75,7 +80,7 @@ def simulate(
             say(f"{policy.name}: {render.count(len(arrivals), 'task')} on {sum(one.gpus for one in pool)} GPUs …")
         with _in_words_of_the_command():
             outcomes.append(
-                replay(
+                run(
                     arrivals,
                     policy,
                     pool,
@@ -99,6 +104,92 @@ def simulate(
         undrawn = [one.policy for one in outcomes if f"gantt-{one.policy}.svg" not in files]
         if undrawn:
             say(f"too much for a picture of who had which GPUs: {', '.join(undrawn)}")
+
+
+def is_record(trace: Path) -> bool:
+    """Whether it is JSON, by its first character: what else can be simulated is lines of columns."""
+    try:
+        with trace.open("rb") as file:
+            return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
+    except OSError:
+        return False  # whoever reads it says why
+
+
+def replay_record(
+    trace: Path, *, policies: Sequence[str], unused: Mapping[str, object], out: Path | None, as_json: bool
+) -> None:
+    """What really happened in a pool beside what the simulator predicts, on the nodes that it had."""
+    for option, given in unused.items():
+        if given:
+            raise InvalidInput("is not for a pool's record", hint="leave it out: the record says so", field=option)
+    with _in_words_of_the_command():
+        chosen = [named(name) for name in dict.fromkeys(policies)]
+    if out is not None:
+        _check_folder(out)
+    record = _record(trace)
+    found = [replay(record, policy) for policy in chosen]
+    pool = [Node(name=one.name, gpu_type=record.slot_kind, gpus=one.slots) for one in node_times(record)]
+    files = _files([one.outcome for one in found], pool) if out is not None else {}
+    if out is not None:
+        _write(out, files)
+    if as_json:
+        emit({"replays": [one.to_json() for one in found], "files": sorted(files)})
+        return
+    _show_replays(found)
+    if out is not None:
+        say(f"pictures and every task's times are in {render.clean(out)}")
+
+
+def _record(trace: Path) -> PoolRecord:
+    try:
+        if trace.stat().st_size > _MOST_RECORD_BYTES:
+            raise InvalidInput(f"{trace.name} is too large for a pool's record", hint="name another file")
+        raw = jsonlib.loads(trace.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"{trace}: {error.strerror}", hint="name another file") from error
+    except (ValueError, RecursionError):
+        raise InvalidInput(
+            f"{trace.name} begins like JSON, and is none", hint="give what `diamond pool record NAME` wrote"
+        ) from None
+    try:
+        return PoolRecord.parse(raw)
+    except InvalidInput as error:
+        raise InvalidInput(f"{trace.name}: {error.message}", hint=error.hint, field=error.field) from error
+
+
+def _show_replays(found: Sequence[Agreement]) -> None:
+    render.print_table(
+        ("POLICY", ">RECORDED", ">PREDICTED", ">RATIO", ">BUSY", ">PREDICTED BUSY"),
+        [
+            (
+                one.policy,
+                _time(one.recorded_mean_s),
+                _time(one.predicted_mean_s),
+                f"{one.ratio:.2f}",
+                f"{100 * one.recorded_utilisation:.0f} %",
+                f"{100 * one.predicted_utilisation:.0f} %",
+            )
+            for one in found
+        ],
+    )
+    say("mean times from submission to end, of tasks that succeeded; ratio: predicted over recorded")
+    say()
+    tasks = found[0].tasks[:_MOST_ROWS]
+    render.print_table(
+        ("TASK", ">RECORDED", *(f">{part}" for one in found for part in (one.policy.upper(), "RATIO"))),
+        [
+            (
+                str(task.task),
+                _time(task.recorded_s),
+                *(part for one in found for part in (_time(one.tasks[row].predicted_s), f"{one.tasks[row].ratio:.2f}")),
+            )
+            for row, task in enumerate(tasks)
+        ],
+    )
+    if len(found[0].tasks) > len(tasks):
+        say(f"and {len(found[0].tasks) - len(tasks)} more; --json has all of them")
+    if found[0].left_out:
+        say(f"left out, as they never ran: {render.count(found[0].left_out, 'task')}")
 
 
 @contextmanager

@@ -24,6 +24,9 @@
     train.jsonl     what a training measured of itself, see `diamond.core.training`
     util.jsonl      what the agent sampled; under Slurm, what measure.sh noted
     util.node0.jsonl of a job on several nodes: the same per node, which the agent brings together in util.jsonl
+    pilots          of a job inside pilots on several nodes: Slurm's number of each, its host, its slots there
+    steward.py      of a pilot: starts what the agent lays into steps/; it says itself what pilot.json, steps/, ending
+                    and end are
     started         made by job.sh with O_EXCL: "pid start_ticks boot_id"; a directory starts once
     exit.json       made by job.sh, by rename
     continue        made by a program that wants to go on in another job
@@ -166,6 +169,30 @@ class RunDir:
 
     def node_exit(self, node_rank: int) -> Path:
         return self.path / f"exit.node{node_rank}.json"
+
+    @property
+    def pilots(self) -> Path:
+        return self.path / "pilots"
+
+    @property
+    def steward(self) -> Path:
+        return self.path / "steward.py"
+
+    @property
+    def pilot(self) -> Path:
+        return self.path / "pilot.json"
+
+    @property
+    def pilot_end(self) -> Path:
+        return self.path / "end"
+
+    @property
+    def pilot_ending(self) -> Path:
+        return self.path / "ending"
+
+    def step(self, name: str, kind: str) -> Path:
+        """Of a pilot: a file about one of its steps, such as "json" or "done"."""
+        return self.path / "steps" / f"{name}.{kind}"
 
     @property
     def curves(self) -> Path:

@@ -15,6 +15,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from diamond.core.pool_scripts import EACH_PILOT, EACH_PILOT_END, NO_END, SlotShare, pilot_step
+
 ALREADY_STARTED = 75  # EX_TEMPFAIL: another process began this run directory first
 NO_RUN_DIR = 73  # EX_CANTCREAT
 NOT_NEEDED = 76  # the job before this one finished the task
@@ -40,6 +42,8 @@ class ScriptPlan:
         measure: under Slurm, whether measure.sh in the run directory notes what the job uses.
         time_limit_s: under Slurm, how long the job may run, where Slurm itself does not tell a job when it ends; the
             local scheduler does.
+        slot: of a job that runs inside pilots (see `diamond.core.pools`), what one slot is. Whatever the scheduler of
+            the pilots is, it is the script that is warned; which nodes it has is in the file `pilots`.
     """
 
     job_id: str
@@ -58,6 +62,7 @@ class ScriptPlan:
     secrets: bool = False
     measure: bool = False
     time_limit_s: int | None = None
+    slot: SlotShare | None = None
 
 
 _HEAD = """\
@@ -221,7 +226,7 @@ finish run $?
 
 # Slurm warns this shell alone (and stops everybody). A shell that waits for a child in the foreground runs no trap
 # until the child is gone, so the child goes to the background. A trap ends a wait early, and the child may have ended
-# meanwhile, which is why it is asked for once more at the end.
+# meanwhile, which is why it is asked for once more at the end; bash answers -1 when both happened in the same moment.
 _WAIT = """\
 child={child}
 trap '{on_warning}' USR1
@@ -229,7 +234,7 @@ trap '{on_warning}' USR1
 if [[ -n $warned ]]; then (sleep 2; {on_warning}) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
-{others}finish run "$((again == 127 ? code : again))"
+{others}finish run "$((again == 127 || again < 0 ? code : again))"
 """
 
 # The default action of the signal would end a program that does not expect it.
@@ -318,7 +323,7 @@ def job_script(plan: ScriptPlan) -> str:
     numbers = {"no_run_dir": NO_RUN_DIR, "already_started": ALREADY_STARTED, "not_needed": NOT_NEEDED}
     directives = _NO_KILL if _may_shrink(plan) else ""
     text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), directives=directives, **numbers)
-    if plan.scheduler == "slurm":
+    if plan.scheduler == "slurm" and plan.slot is None:
         text += _RESTARTED
     measures = plan.measure and _starts_once(plan)  # where ranks are started, the launcher sees to it on each node
     if measures:
@@ -333,7 +338,7 @@ def job_script(plan: ScriptPlan) -> str:
     text += _FINISH.format(
         over=_OVER if plan.chained else "",
         chain=chain,
-        ends=_ENDS.format(limit_s=int(plan.time_limit_s)) if plan.time_limit_s and plan.scheduler == "slurm" else "",
+        ends=_ends(plan),
         where=_IN_IMAGE if plan.image else _IN_SUBSHELL,
         envs="" if plan.image else _ENVS + (_SECRETS.format(**numbers) if plan.secrets else "") + library,
         wipe=_WIPE if plan.secrets else "",
@@ -355,19 +360,26 @@ def job_script(plan: ScriptPlan) -> str:
 _INSIDE = '"$DIAMOND_RUN_DIR/inside.sh"'
 
 
+def _ends(plan: ScriptPlan) -> str:
+    if plan.slot is not None:
+        return NO_END
+    return _ENDS.format(limit_s=int(plan.time_limit_s)) if plan.time_limit_s and plan.scheduler == "slurm" else ""
+
+
 def _starts_once(plan: ScriptPlan) -> bool:
     return plan.ranks_per_node == 0 or (plan.ranks_per_node == 1 and plan.num_nodes == 1)
 
 
 def _may_shrink(plan: ScriptPlan) -> bool:
-    return plan.scheduler == "slurm" and plan.ranks_per_node > 0 and 0 < plan.min_nodes < plan.num_nodes
+    in_one_job = plan.scheduler == "slurm" and plan.slot is None
+    return in_one_job and plan.ranks_per_node > 0 and 0 < plan.min_nodes < plan.num_nodes
 
 
 def _run(plan: ScriptPlan) -> str:
     python = shlex.quote(plan.launcher_python)
     ranks = _ONE_RANK if plan.ranks_per_node == 1 else ""
     run = f"{_INSIDE} run" if plan.image else '"$DIAMOND_RUN_DIR/run.sh"'
-    if plan.scheduler != "slurm":
+    if plan.scheduler != "slurm" and plan.slot is None:
         text = ranks + _RUN_ONE if _starts_once(plan) else _RUN_RANKS
         return text.format(python=python, ranks=plan.ranks_per_node, run=run)
     if _starts_once(plan):
@@ -382,26 +394,31 @@ def _run(plan: ScriptPlan) -> str:
 
 
 def _several_nodes(plan: ScriptPlan, python: str, run: str) -> str:
-    nodes, may_shrink = plan.num_nodes, _may_shrink(plan)
+    nodes = plan.num_nodes
     rendezvous = f' --nodes {nodes} --warning-file "$DIAMOND_RUN_DIR/warning"'
-    if may_shrink:
+    several, end, has_own_steps = "", "", True
+    if plan.slot is not None:
+        several, step, end = EACH_PILOT, pilot_step(plan.slot), EACH_PILOT_END
+        rendezvous += ' --node-rank "$DIAMOND_NODE"'
+    elif _may_shrink(plan):  # not --relative: that of 0 means any node
+        several, end = _EACH_NODE.format(nodes=nodes, more=CONTINUE), _EACH_NODE_END
+        step = _STEP.format(nodes='--nodes=1 --ntasks=1 --nodelist="${DIAMOND_NODES[DIAMOND_NODE]}"')
+        step += '"$DIAMOND_BASH" -c "$DIAMOND_STEP" step '
         rendezvous += f' --node-rank "$DIAMOND_NODE" --min-nodes {plan.min_nodes}'
-    in_step, program = f"--nodes={nodes} --ntasks={nodes}", ""
-    if may_shrink:  # not --relative: that of 0 means any node
-        in_step = '--nodes=1 --ntasks=1 --nodelist="${DIAMOND_NODES[DIAMOND_NODE]}"'
-        program = '"$DIAMOND_BASH" -c "$DIAMOND_STEP" step '
+    else:
+        step, has_own_steps = _STEP.format(nodes=f"--nodes={nodes} --ntasks={nodes}"), False
     start = _SLURM_RANKS.format(
         python=python,
         ranks=plan.ranks_per_node,
-        several=_SEVERAL_NODES.format() + (_EACH_NODE.format(nodes=nodes, more=CONTINUE) if may_shrink else ""),
-        step=_STEP.format(nodes=in_step) + program,
+        several=_SEVERAL_NODES.format() + several,
+        step=step,
         rendezvous=rendezvous + _measuring(plan),
         run=run,
     )
     on_warning = "warned=1; : > warning"
-    if not may_shrink:
+    if not has_own_steps:
         return start + _wait(on_warning)
-    return start + _EACH_NODE_END + _wait(on_warning, child="${steps[0]}", others=_OTHERS)
+    return start + end + _wait(on_warning, child="${steps[0]}", others=_OTHERS)
 
 
 def _measuring(plan: ScriptPlan) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diamond.optim.errors import OptimError
 from diamond.optim.hardware import Hardware
+from diamond.optim.products import pays
 from diamond.optim.solvers import block_sizes
 
 HERE = torch.device("cpu")  # where the arithmetic happens, whatever the user's default device is
@@ -26,18 +27,20 @@ FACTOR_DTYPES = ("float32", "bfloat16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _SUM_BYTES = 4  # sums of a step and the solver's working copies are in single precision
 _SOLVER_COPIES = 3
+_SPLIT_BYTES = 6  # of a number of products.Split
 _ENOUGH = 2048  # rows of statistics, or twice the width: what uses.Thinning takes of many more,
 _SPARE = 4  # and how many times as many it has laid out before
 
 # How often K-FAC reads or writes its numbers beside products and solvers, and how many operations the host starts, in
 # units of Hardware.start_s; found by timing it on networks of many small layers.
-_PASSES = {"rows": 6, "norm": 16, "factor": 10, "gradient": 9, "lengths": 40, "patches": 24}
+_PASSES = {"rows": 6, "norm": 16, "factor": 10, "gradient": 9, "lengths": 40, "patches": 24, "split": 7}
 _STARTS = {
     "look": 30,  # of a block, for its statistics
     "invert": 20,  # of a block
     "size": 120,  # of all matrices of a size, to invert them
     "block": 2,  # of a block, to precondition it
     "stack": 9,  # of all blocks of a shape, likewise
+    "split": 20,  # more, where their products are made of others
     "lengths": 80,  # of a block, to measure how far to go
 }
 _UNITS = {"b": 1} | {
@@ -134,6 +137,7 @@ class Table:
     precondition_s: Tensor
     invert_starts: Tensor  # of operations
     precondition_starts: Tensor
+    halves: Tensor  # numbers of its inverse that are there a second time, in parts
     tensors: Tensor  # that its inverse consists of
     solver_bytes: int  # while the largest matrix of all is inverted
 
@@ -149,6 +153,7 @@ class Costs(NamedTuple):
     gradient_elements: int  # likewise, at every step
     owned: Tensor  # elements of factors, by rank
     held: Tensor  # elements of inverses, by rank
+    halves: Tensor  # those that are there a second time, by rank
     packed_elements: int
     solver_bytes: int
     look_starts: float  # operations that the host starts for statistics, for inverses, to precondition
@@ -189,12 +194,12 @@ class _Side(NamedTuple):
 
 
 def table(blocks: Columns, hardware: Hardware, largest: int | None, how: str = "auto") -> Table:
-    a = _side(blocks, blocks.a, blocks.g, blocks.a_diagonal, hardware, largest, how)
-    g = _side(blocks, blocks.g, blocks.a, blocks.g_diagonal, hardware, largest, how)
+    splits = _splits(blocks, hardware, largest)
+    a = _side(blocks, blocks.a, blocks.g, blocks.a_diagonal, hardware, largest, how, splits)
+    g = _side(blocks, blocks.g, blocks.a, blocks.g_diagonal, hardware, largest, how, splits)
     rows = torch.minimum(blocks.positions, _SPARE * _enough(blocks.a))
     laid_out_s = hardware.touch_s(rows * blocks.a * blocks.patches, _PASSES["patches"])
     both = _Side(*(blocks.copies * (x + y) for x, y in zip(a, g, strict=True)))
-    split = both.pieces > 2 * blocks.copies
     most = int(torch.cat([a.size, g.size, torch.zeros(1, device=HERE)]).max())
     return Table(
         largest=largest,
@@ -206,17 +211,34 @@ def table(blocks: Columns, hardware: Hardware, largest: int | None, how: str = "
         solve_s=both.solve_s + hardware.touch_s(both.elements, _PASSES["factor"]),
         precondition_s=both.apply_s + hardware.touch_s(blocks.weights, _PASSES["gradient"]),
         invert_starts=_STARTS["invert"] + _STARTS["size"] * (a.groups + g.groups),
-        precondition_starts=_STARTS["block"] + _STARTS["stack"] / torch.where(split, 1, blocks.stacked),
+        precondition_starts=_STARTS["block"] + (_STARTS["stack"] + _STARTS["split"] * splits) / blocks.stacked,
+        halves=both.elements * splits,
         tensors=torch.where(blocks.g_diagonal, 1, 2),
         solver_bytes=_SOLVER_COPIES * _SUM_BYTES * most**2,
     )
 
 
+def _splits(blocks: Columns, hardware: Hardware, largest: int | None) -> Tensor:
+    """Of which blocks products are large enough to be made of half-precision ones, as stacks.py has it."""
+    if hardware.is_cpu:
+        return torch.zeros_like(blocks.a_diagonal)
+    a_side = torch.where(blocks.a_diagonal, 0, _cut(blocks.a, largest)[0])
+    large: Tensor = pays(blocks.matrices, blocks.g, blocks.a, _cut(blocks.g, largest)[0], a_side)
+    return ~blocks.g_diagonal & large
+
+
 def _side(
-    blocks: Columns, n: Tensor, others: Tensor, diagonal: Tensor, hardware: Hardware, largest: int | None, how: str
+    blocks: Columns,
+    n: Tensor,
+    others: Tensor,
+    diagonal: Tensor,
+    hardware: Hardware,
+    largest: int | None,
+    how: str,
+    splits: Tensor,
 ) -> _Side:
     size, number = _cut(n, largest)
-    batch = torch.where(number > 1, number * blocks.copies, blocks.matrices)
+    batch = number * blocks.matrices
     wide, other = size.double(), others.double()
     enough = _enough(n)
     thinned = (blocks.positions >= 2 * enough) & ~blocks.a_diagonal
@@ -232,11 +254,20 @@ def _side(
         cubes=torch.where(diagonal, 0.0, number * wide**3),
         solve_s=torch.where(diagonal, 0.0, number * hardware.solves_s(wide, how)),
         statistics_s=torch.where(diagonal, looked_at_diagonals_s, looked_s),
-        apply_s=torch.where(diagonal, 0.0, number * hardware.gemms_s(wide, other, wide, batch=batch)),
+        apply_s=torch.where(diagonal, 0.0, number * _applied_s(wide, other, batch, splits, hardware)),
         pieces=torch.where(diagonal, 1, number),
         size=inverted,
         groups=torch.where(diagonal, 0.0, 1.0 / alike[kind]),
     )
+
+
+def _applied_s(n: Tensor, others: Tensor, batch: Tensor, splits: Tensor, hardware: Hardware) -> Tensor:
+    """Of a factor's product with a matrix; where it is split, products.py makes three of it, in half precision."""
+    plain = hardware.gemms_s(n, others, n, batch=batch)
+    if not bool(splits.any()):
+        return plain
+    halves = 3 * hardware.gemms_s(n, others, n, "bfloat16", batch=batch)
+    return torch.where(splits, halves + hardware.touch_s(n * others, _PASSES["split"]), plain)
 
 
 def _enough(n: Tensor) -> Tensor:
@@ -289,6 +320,7 @@ def cost(found: Table, owners: Tensor, workers: Tensor, world: int) -> Costs:
         gradient_elements=int((shared.sum() - on_workers(shared)).max()),
         owned=owned,
         held=held,
+        halves=on_workers(found.halves),
         packed_elements=int(found.packed.sum()),
         solver_bytes=found.solver_bytes,
         look_starts=_STARTS["look"] * len(owners),
@@ -303,6 +335,7 @@ def memory(costs: Costs, *, world: int, factor_dtype: str, sums: bool) -> list[i
     a_while = costs.solver_bytes + (BUCKET_BYTES if world > 1 else 0)
     a_while += costs.factor_elements * _SUM_BYTES if sums else 0
     lasting = (costs.owned + costs.held) * _ITEM_BYTES[factor_dtype]
+    lasting = lasting + costs.halves * _SPLIT_BYTES
     return [a_while + int(kept) for kept in lasting.tolist()]
 
 

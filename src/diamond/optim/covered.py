@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from diamond.optim.blocks import CONV, CONV_TRANSPOSE, EMBEDDING, LINEAR, NORM, Block, discover, unwrapped
+from diamond.optim.errors import OptimError
 from diamond.optim.pieces import LARGEST, chosen
 
 _KINDS = {
@@ -65,6 +67,8 @@ class Coverage:
 
     def __str__(self) -> str:
         head = f"K-FAC preconditions {self.covered:,} of {self.numbers:,} parameters ({self.share:.1%})"
+        if not self.numbers:
+            return "K-FAC has nothing to do: none of the model's parameters requires a gradient"
         if self.share < 0.5:
             head = f"WARNING: LESS THAN HALF IS COVERED. {head}"
         cells = [("parameter", "layer", "numbers", "by", "as, or why not")]
@@ -87,7 +91,11 @@ def coverage(model: nn.Module, blocks: Sequence[Block] | None = None) -> Coverag
         model: before or after DDP and torch.compile.
         blocks: those of an optimizer (`opt.blocks`), which knows what was excluded and split; found in the model if
             left out.
+
+    Raises:
+        OptimError: it is no model, or these are no blocks.
     """
+    _check(model, blocks)
     root = unwrapped(model)
     known = discover(root)
     used = chosen(known, (), LARGEST) if blocks is None else list(blocks)
@@ -105,18 +113,25 @@ def coverage(model: nn.Module, blocks: Sequence[Block] | None = None) -> Coverag
         if block is not None:
             why = _KINDS[block.kind] + _pieces(block)
         elif id(parameter) in excluded:
-            why = "excluded"
+            why = "excluded" if parameter.numel() else "empty"
         else:
             why = _why_not(module, own, tables)
         lines.append(Line(name, type(module).__name__, parameter.numel(), block is not None, why))
     found = Coverage(tuple(lines))
-    if found.share < 0.5:
+    if found.numbers and found.share < 0.5:
         warnings.warn(
             f"K-FAC covers {found.share:.1%} of the model's parameters; the fallback takes the rest. "
             "print(diamond.optim.coverage(model)) says why",
             stacklevel=2,
         )
     return found
+
+
+def _check(model: Any, blocks: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptimError(f"model={type(model).__name__}: give the model itself, not its parameters")
+    if blocks is not None and not (isinstance(blocks, Sequence) and all(isinstance(one, Block) for one in blocks)):
+        raise OptimError(f"blocks={type(blocks).__name__}: give those of the optimizer, optimizer.blocks")
 
 
 def _pieces(block: Block) -> str:

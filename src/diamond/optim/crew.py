@@ -40,7 +40,7 @@ class Crew:
         blocks: of the model, the same on all ranks.
         owners: the rank of each block; dealt out by size where left out.
         workers: of each block; all ranks where left out.
-        factor: how statistics travel, as `Compress.factor`.
+        factor: how statistics travel, as `Compress.factor`; "tri" for None.
         group: which ranks; all where left out.
     """
 
@@ -49,14 +49,14 @@ class Crew:
         blocks: Sequence[Block],
         owners: Sequence[int] | None = None,
         workers: Sequence[int] | None = None,
-        factor: str = "tri",
+        factor: str | None = None,
         group: Any = None,
     ) -> None:
         together = dist.is_available() and dist.is_initialized()
         self._group: Any = group if group is not None or not together else dist.group.WORLD
         self.world = dist.get_world_size(self._group) if together else 1
         self.rank = dist.get_rank(self._group) if together else 0
-        self.blocks, self.factor = list(blocks), factor
+        self.blocks, self.factor = list(blocks), factor or "tri"
         self.count = Count()
         self.used: set[int] = set()  # blocks that were ever used, on any rank
         self.fresh: set[int] = set()  # those of the last statistics
@@ -258,12 +258,16 @@ class Crew:
     def _check(self) -> None:
         for name, given in (("owners", self.owners), ("workers", self.workers)):
             if len(given) != len(self.blocks):
-                raise OptimError(f"plan: {len(given)} {name} for {len(self.blocks)} blocks; plan with the same model")
+                raise OptimError(
+                    f"plan: {len(given)} {name} for {len(self.blocks)} blocks; plan with the same model and the same "
+                    "exclude"
+                )
+        again = "; plan again with the ranks that train now"
         for block, owner, number in zip(self.blocks, self.owners, self.workers, strict=True):
             if not 0 <= owner < self.world:
-                raise OptimError(f"plan: {block.name} belongs to rank {owner}, and there are {self.world}")
+                raise OptimError(f"plan: {block.name} belongs to rank {owner}, and there are {self.world}{again}")
             if number < 1 or self.world % number:
-                raise OptimError(f"plan: {number} workers for {block.name} do not divide {self.world} ranks")
+                raise OptimError(f"plan: {number} workers for {block.name} do not divide {self.world} ranks{again}")
 
 
 class _Travelling:

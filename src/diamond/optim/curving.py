@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from diamond.optim import losses
 from diamond.optim.blocks import Block
@@ -36,6 +37,8 @@ class Taken:
         weights: of the passes' losses in the number whose gradient it is; None where that is not known.
         passes, resting: how many forward passes were seen, and how many more in evaluation mode or without gradients.
         empty: a loss was of a batch without samples.
+        reached: by the backward pass, the forward passes whose output it went through.
+        differentiated: derivatives of an output were taken to become part of the loss.
     """
 
     sums: dict[int, Sums] = field(default_factory=dict)
@@ -46,6 +49,30 @@ class Taken:
     passes: int = 0
     resting: int = 0
     empty: bool = False
+    reached: dict[int, set[int]] = field(default_factory=dict)
+    differentiated: bool = False
+
+    def meet(self, output: Any) -> None:
+        """Notes which backward passes go through the output of the last forward pass."""
+        known, number = weakref.ref(self), self.passes  # weakly: the pass that is kept leads back to its output
+
+        def met(_: Tensor) -> None:
+            if (taken := known()) is None:
+                return
+            taken.differentiated |= torch.is_grad_enabled()  # which it is where derivatives get a graph of their own
+            taken.reached.setdefault(torch._C._current_graph_task_id(), set()).add(number)
+
+        for one in tree_leaves(output):
+            if isinstance(one, Tensor) and one.grad_fn is not None:
+                one.register_hook(met)  # type: ignore[no-untyped-call]
+
+    def to_follow(self) -> Seen | None:
+        """The pass to do again; None where its output is not all that a loss depends on."""
+        if self.differentiated or any(len(passes) > 1 for passes in self.reached.values()):
+            return None
+        if self.seen is not None:
+            self.seen.alone = self.passes == 1
+        return self.seen
 
     def weigh(self) -> None:
         """Makes the loss of the pass that is done again that of all passes: losses may be multiplied, or added up
@@ -182,6 +209,7 @@ class Curving:
             return
         if capture.own.seen is not None:
             capture.own.seen.followed(output)
+            self._taken.meet(output)
         if self._loss != "auto":
             self._leave()
             self._take(

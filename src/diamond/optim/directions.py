@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from diamond.optim import sharded, stacks
+from diamond.optim import products, sharded, stacks
 from diamond.optim.blocks import Block
 from diamond.optim.crew import Crew
 from diamond.optim.lean import Lean, Rows, suits
@@ -50,8 +50,8 @@ class Direction:
         """To one tensor a parameter, like it."""
         here = [sharded.room_for(one) if sharded.is_spread(one) else one for one in tensors]
         into = [block.seen(here[of]) for of, block in zip(self._of, self._blocks, strict=True)]
-        if into:
-            torch._foreach_add_(into, self._parts)
+        for places, parts in _in_one_go(into, self._parts):
+            torch._foreach_add_(places, parts)
         for one, whole in zip(tensors, here, strict=True):
             if whole is not one:
                 sharded.held(one).add_(sharded.held(sharded.like(one, whole)))
@@ -61,6 +61,32 @@ class Direction:
         found = [torch.zeros_like(one, requires_grad=False) for one in self.parameters]
         self.add_to(found)
         return found
+
+
+def _in_one_go(into: Sequence[Tensor], out_of: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs of tensors as lists that torch takes at once: those of which both lie in memory in one piece and in the
+    same order, seen as vectors; and the others, of which a single one would hold all of them up."""
+    plain: tuple[list[Tensor], list[Tensor]] = [], []
+    others: tuple[list[Tensor], list[Tensor]] = [], []
+    for place, given in zip(into, out_of, strict=True):
+        alike = place.is_contiguous() and given.is_contiguous() and place.dtype == given.dtype
+        kind = plain if alike else others
+        kind[0].append(place.view(-1) if alike else place)
+        kind[1].append(given.view(-1) if alike else given)
+    yield from (kind for kind in (plain, others) if kind[0])
+
+
+class _Memory:
+    """Of the stacks of one device: all their gradients, and all that becomes of them."""
+
+    def __init__(self, groups: list[list[Block]], kept: dict[int, Inverse | Eigen], device: torch.device) -> None:
+        rooms = [stacks.room(group) for group in groups]
+        begins, end = stacks.lined_up(rooms)
+        self.gradients, self.values = torch.zeros(end, device=device), torch.zeros(end, device=device)
+        self.stacks = [
+            stacks.Stack(group, kept, self.gradients[begin : begin + numbers], self.values[begin : begin + numbers])
+            for group, begin, numbers in zip(groups, begins, rooms, strict=True)
+        ]
 
 
 class Directions:
@@ -77,6 +103,7 @@ class Directions:
     def __init__(self, blocks: list[Block], crew: Crew, kept: dict[int, Inverse | Eigen]) -> None:
         self.blocks, self.crew, self.kept = blocks, crew, kept
         self.stacks: list[stacks.Stack] = []
+        self._memories: list[_Memory] = []
         self.lean: dict[int, Lean] = {}
         self._stale = True
         # Where some ranks get what others computed, all must add up slopes in one order, or they would drift apart.
@@ -104,13 +131,21 @@ class Directions:
                     if place is not None and gradient is not None:
                         into.append(place)
                         out_of.append(gradient)
-        if into:
-            torch._foreach_copy_(into, out_of)
-        slopes = [stack.apply(self._rows(stack)) for stack in self.stacks]
+        for places, given_ in _in_one_go(into, out_of):
+            torch._foreach_copy_(places, given_)
+        slopes = []
+        for memory in self._memories:
+            with products.exactly(memory.values.device):
+                for stack in memory.stacks:
+                    stack.apply(self._rows(stack))
+            slopes.append(torch.dot(memory.values, memory.gradients))
+            stacks.finite(memory.values)
         if self._handed_on:
             return self._with_others(gradients)
-        found = Direction(torch.stack(slopes).sum() if slopes else torch.zeros(()))
-        found._memory = [stack.values for stack in self.stacks]
+        found = Direction(
+            sum((one.to(slopes[0].device) for one in slopes[1:]), slopes[0]) if slopes else torch.zeros(())
+        )
+        found._memory = [memory.values for memory in self._memories]
         for slot in due:
             found.note(slot.block, slot.values)
         return found
@@ -125,15 +160,18 @@ class Directions:
             for block in mine:
                 if block.index not in self.lean and suits(block) and type(self.kept[block.index]) is Inverse:
                     self.lean[block.index] = Lean(block)
-        known = {tuple(block.index for block in one.blocks): one for one in self.stacks}
-        self.stacks = []
-        for group in stacks.alike(mine, self.kept, self.lean):
-            stack = known.get(tuple(block.index for block in group))
-            if stack is None:
-                stack = stacks.Stack(group, self.kept)
-            else:
+        groups = stacks.alike(mine, self.kept, self.lean)
+        if [one.blocks for one in self.stacks] == groups:
+            for stack in self.stacks:
                 stack.renew(self.kept)
-            self.stacks.append(stack)
+        else:
+            self._memories, self.stacks = [], []
+            by_device: dict[torch.device, list[list[Block]]] = {}
+            for group in groups:
+                by_device.setdefault(self.kept[group[0].index].tensors()[0].device, []).append(group)
+            for device, there in by_device.items():
+                self._memories.append(_Memory(there, self.kept, device))
+                self.stacks += self._memories[-1].stacks
         self._stale = False
 
     def _gradients(self) -> dict[int, stacks.Pair]:

@@ -59,6 +59,21 @@ def check_inside(optimizer: KFAC, given: Mapping[str, Any], wanted: Mapping[str,
             raise OptimError(f"state_dict: {place} names blocks that there are not; {_UNCHANGED}")
 
 
+def is_auto(optimizer: KFAC) -> bool:
+    """Whether lr="auto" was asked for; it stays so when lengths cannot be measured and it has given up."""
+    return bool(optimizer._given["lr"] == "auto")
+
+
+def check_lr(optimizer: KFAC, numbers: Mapping[str, Any]) -> None:
+    """With "auto" the lr of a group is a share of what is measured, otherwise the length itself; neither is the other.
+    Which number it is does not matter: as with every optimizer, it comes with the state."""
+    auto = is_auto(optimizer)
+    if numbers.get("auto", auto) == auto:
+        return
+    written, here = ("a number for lr", "lr='auto'") if auto else ("lr='auto'", f"lr={optimizer._given['lr']!r}")
+    raise OptimError(f"state_dict: written with {written}, and this optimizer has {here}; give KFAC the same lr")
+
+
 def _same_keys(what: str, given: Any, wanted: Any) -> None:
     if not isinstance(given, Mapping) or (missing := sorted(set(wanted) - set(given))):
         lacking = ", ".join(missing) if isinstance(given, Mapping) else "all"

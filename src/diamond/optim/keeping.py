@@ -25,7 +25,7 @@ from torch import Tensor
 from diamond.optim.blocks import NORM, Block
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Average
-from diamond.optim.intact import check_inside
+from diamond.optim.intact import check_inside, check_lr, is_auto
 from diamond.optim.lengths import Lengths
 from diamond.optim.precondition import Eigen, Inverse
 from diamond.optim.sharded import data_rank, held
@@ -99,6 +99,7 @@ def check(optimizer: KFAC, given: Any) -> None:
     if (given["wire"] is None) != (optimizer.wire is None):
         raise OptimError("state_dict: gradients were compressed otherwise; give the same compress=")
     check_inside(optimizer, given, wanted)
+    check_lr(optimizer, given["numbers"])
     for name, averages in given["factors"].items():
         _check_finite(name, [one["sum"] for one in averages.values()])
     for name, parts in [*given["kept"].items(), *given["coming"].items()]:
@@ -158,6 +159,7 @@ def _inverse(parts: Mapping[str, Any], what: str) -> Inverse:
 
 def _numbers(optimizer: KFAC) -> dict[str, Any]:
     found: dict[str, Any] = {name.lstrip("_"): getattr(optimizer, name) for name in _NUMBERS}
+    found["auto"] = is_auto(optimizer)
     found["bad"] = 0 if optimizer._bad is None else int(optimizer._bad)
     found["lengths"] = [optimizer.lengths.step, optimizer.lengths.momentum, None, optimizer.lengths.still]
     found["batch"] = optimizer._batch
@@ -248,7 +250,7 @@ def load_sharded(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     """Takes what torch.distributed.checkpoint has read into a `sharded_state`. All ranks call it.
 
     Raises:
-        OptimError: it is of another model or kind, a part is missing, or a number in it is not finite.
+        OptimError: it is of another model, kind or lr, a part is missing, or a number in it is not finite.
     """
     if "about" not in given:
         raise OptimError("state: about is missing; load into what sharded_state gives")
@@ -257,6 +259,7 @@ def load_sharded(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise OptimError("state: about is not what sharded_state has written; load an earlier checkpoint") from error
     _check_about(optimizer, about)
+    check_lr(optimizer, about["numbers"])
     entries = _entries(optimizer)
     _complete(given, entries)
     for block in optimizer.blocks:

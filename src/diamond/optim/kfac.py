@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from diamond.optim.blocks import Block, discover, unwrapped
 from diamond.optim.compress import Compress
 from diamond.optim.crew import Crew
 from diamond.optim.curving import Curving, Taken
-from diamond.optim.damping import adapted, after_steps
+from diamond.optim.damping import KEPT, adapted, after_steps
 from diamond.optim.directions import Direction, Directions
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Factors
@@ -30,6 +31,8 @@ _LONGER = 4.0  # how much longer, squared, a step may become before its length i
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
+_STEADY = 2.0  # how much the slope may grow from one measurement to the next where all is calm
+_ASTRAY = 16.0  # where the slope has grown so much since the last measurement, no step is made before the next
 
 
 class AdamW:
@@ -92,7 +95,7 @@ class KFAC(Optimizer):
         inverse_every: int | None = None,
         decay: float = 0.9,
         measured: int = 0,
-        clip: float | None = 1e-2,
+        clip: float | None = 1e-4,
         plan: Plan | None = None,
         compress: Compress | None = None,
         fallback: Callable[[Sequence[Tensor]], Optimizer] | None = None,
@@ -143,7 +146,7 @@ class KFAC(Optimizer):
         self.lengths = Lengths(1.0, 0.0)
         self._batch: list[float] = []  # the fingerprint of the one they were measured with
         self.steps = 0
-        self.skipped = 0  # steps that were not finite
+        self.skipped = 0  # steps that were not made: not finite, or no length of them would have lowered the loss
         self._bad: Tensor | None = None
         self._along: Tensor | None = None  # the slope along the step when its length was measured
         self._calm = 0  # how long what was measured has stayed much the same
@@ -177,7 +180,7 @@ class KFAC(Optimizer):
             if armed:
                 self._check_parameters()
                 self._learn(taken)
-            self._update(taken.seen, measuring=armed and again)
+            self._update(taken.to_follow(), measuring=armed and again)
         self.steps += 1
         self.measures = self.measures and self.steps < self._measured
         if self.steps >= self._factors_at:
@@ -291,25 +294,29 @@ class KFAC(Optimizer):
         return max(1, min(every, self._calm))
 
     def _watch_out(self) -> None:
-        """After steps that were not finite, more damping; later, step by step, less again."""
+        """After steps that were not made, more damping; later, step by step, less again."""
         bad = 0 if self._bad is None else int(self._bad)
         self._bad = None
         self.skipped += bad
         self.damping = after_steps(self.damping, self._asked_damping, bad, self._adapts)
 
+    def _note_bad(self, bad: Tensor) -> None:
+        number = bad.to(torch.int32)
+        self._bad = number if self._bad is None else self._bad + number
+
     def _update(self, seen: Seen | None, measuring: bool) -> None:
         group, rest = self.param_groups
         direction = self.directions.find()
+        if measuring and direction.parameters:
+            self._measure(seen, direction)
         fallbacks.step(self._fallback, direction.parameters, rest["lr"])  # what has no curvature yet is its, too
         if not direction.parameters:
             return
         along = direction.along
         good = along.isfinite()
-        bad = (~good).to(torch.int32)
-        self._bad = bad if self._bad is None else self._bad + bad
-        if measuring:
-            self._measure(seen, direction)
+        self._note_bad(~good)
         if self.measures:
+            good = good & self._as_measured(along, _ASTRAY)
             careful = 1.0 if measuring else _STALE
             scale = good * self._within(along) * (self._share() * careful * self.lengths.step)
             momentum = self.lengths.momentum if measuring else min(self.lengths.momentum, MOST_MOMENTUM)
@@ -350,8 +357,16 @@ class KFAC(Optimizer):
             still=self.crew.all_say(self._batch == before),
         )  # fmt: skip
         if found is not None:
-            settled = found.close_to(self.lengths)
-            self._calm = self._calm + 1 if settled else self._calm // 2
+            if not found.whole and self._along is None:
+                self._give_up_measuring()
+                return
+            much_the_same = found.close_to(self.lengths) and bool(self._as_measured(direction.along, _STEADY))
+            settled = much_the_same and (found.ratio is None or found.ratio > KEPT)
+            self._calm = 0 if found.poor else self._calm + 1 if settled else self._calm // 2
+            if found.poor:
+                self._inverses_at = min(self._inverses_at, self.steps + 1)
+            if not found.step:
+                self._note_bad(torch.ones_like(direction.along, dtype=torch.bool))
             self.lengths = found.after(self.lengths)
             if self._adapts and found.ratio is not None:
                 self.damping = adapted(self.damping, self._asked_damping, found.ratio)
@@ -366,18 +381,21 @@ class KFAC(Optimizer):
     def _give_up_measuring(self) -> None:
         self.measures = False
         if math.isfinite(self._measured):
-            warnings.warn(
-                f"measured={self._measured}: only a single loss of the model's output itself can be followed, and "
-                "this is none; going on with lr at once: give measured=0",
-                stacklevel=2,
+            _warn(
+                f"measured={self._measured}: only a single loss of the output itself, of one call of the model, can be "
+                "followed, and this is none; going on with lr at once: give measured=0"
             )
             return
         self._rate = _CAREFUL
-        warnings.warn(
-            "lr='auto' follows a single loss of the model's output itself, and this is none; going on with lr="
-            f"{_CAREFUL:g}, momentum={self.param_groups[0]['momentum']:g}, clip={self.clip}: give KFAC a number for lr",
-            stacklevel=2,
+        _warn(
+            "lr='auto' follows a single loss of the output itself, of one call of the model, and this is none; going "
+            f"on with lr={_CAREFUL:g}, momentum={self.param_groups[0]['momentum']:g}, clip={self.clip}: give KFAC a "
+            "number for lr"
         )
+
+    def _as_measured(self, along: Tensor, most: float) -> Tensor:
+        """Whether the slope along the step is at most so many times what it was at the last measurement."""
+        return torch.ones_like(along, dtype=torch.bool) if self._along is None else along <= most * self._along
 
     def _within(self, along: Tensor) -> Tensor:
         """Between measurements a step may become longer, by the curvature it knows, but not much."""
@@ -392,6 +410,14 @@ class KFAC(Optimizer):
         return (self.clip / (_finite_slope(along) * (self._reference * self._rate) ** 2)).sqrt().clamp_max(1.0)
 
 
+def _warn(message: str) -> None:
+    """At the line that called for the step, however many of torch's and our own calls are between."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "diamond"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level + 1)
+
+
 def _finite_slope(along: Tensor) -> Tensor:
     """Of a step that is not made the slope may be anything, and a NaN times nothing would still be one."""
     return torch.nan_to_num(along, 0.0, 0.0, 0.0).clamp_min(1e-30)
@@ -404,5 +430,5 @@ def _made_again(model: nn.Module, given: dict[str, Any], state: dict[str, Any]) 
 
 
 def _crew(blocks: list[Block], plan: Plan | None, compress: Compress | None) -> Crew:
-    factor = compress.factor if compress is not None else (plan.factor if plan else "tri")
+    factor = (compress.factor if compress else None) or (plan.factor if plan else None)
     return Crew(blocks, plan.owners if plan else None, plan.workers if plan else None, factor)

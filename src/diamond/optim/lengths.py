@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from diamond.optim import sharded
+from diamond.optim.damping import BROKEN
 from diamond.optim.losses import Outcome, first_tensor
 from diamond.optim.uses import plain
 
@@ -27,6 +28,8 @@ MOST_MOMENTUM = 0.9
 MOST_WHEN_STILL = 4.0  # where the next measurement will be of the same loss: conjugate gradients keep more than all
 _HALVINGS = 6
 _NUDGE = 1e-3  # of the weights' own size: small enough to be linear, large enough for single precision
+_OWN = 1.25  # the gradient's slope over that of the loss at the output, as far as both may be the same
+_STEEPER = 4.0  # how much the gradient's slope may be over that of the loss at the output, before it is another's, too
 _NUDGE_IN_HALVES = 1e-2  # what half precision rounds away is then a few percent of the curvature found
 
 
@@ -42,6 +45,7 @@ class Seen:
     autocast: torch.dtype | None = None  # what the model computed in, under autocast
     outcomes: list[Outcome] = field(default_factory=list)
     straight: bool = False  # whether the loss is one of the model's output itself
+    alone: bool = False  # whether it is the only pass that the gradients come from
 
     def lost(self, outcome: Outcome) -> None:
         """A loss was taken; its graph is still there."""
@@ -91,13 +95,20 @@ class Lengths:
     """`step` multiplies the direction, `momentum` the last step.
 
     `ratio` is what the loss really falls by at the lowest point of the parabola, over what that promises; None where
-    nobody looked. `still` says that they were measured with the same batch as the last ones.
+    nobody looked. `still` says that they were measured with the same batch as the last ones, `whole` that the gradient
+    can be that of the loss that was followed, and of nothing else. Both lengths are 0 where no step lowers the loss.
     """
 
     step: float = 0.0
     momentum: float = 0.0
     ratio: float | None = field(default=None, compare=False)
     still: bool = field(default=False, compare=False)
+    whole: bool = field(default=True, compare=False)
+
+    @property
+    def poor(self) -> bool:
+        """Whether the loss is far from the parabola."""
+        return self.ratio is not None and not self.ratio >= BROKEN
 
     def close_to(self, other: Lengths) -> bool:
         return 0.5 * other.step <= self.step <= 2.0 * other.step
@@ -107,7 +118,7 @@ class Lengths:
 
         Where it is all, there is no noise to be careful of.
         """
-        if self.still:
+        if self.still or not last.step:
             return self
         step = self.step if self.step < last.step else math.sqrt(self.step * last.step)
         return Lengths(step, min(self.momentum, (self.momentum + last.momentum) / 2), self.ratio)
@@ -154,17 +165,22 @@ def measure(
         slopes = [sharded.dot(way, gradients) for way in ways]
         curved = [outcome.quadratic(one, other) for place, one in enumerate(moved) for other in moved[place:]]
         numbers = add_up(torch.stack(curved), outcome.terms)
+        slope = torch.zeros_like(base) if seen.slope is None else seen.slope
+        by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
+        own = 1.0 if outcome.weight is None else outcome.weight / outcome.share
+        unit = float(slopes[0]) / by_output if by_output else 0.0  # not 1 for pieces of a batch and clipped gradients
+        if outcome.weight is not None and seen.alone and not 0 <= unit <= _OWN * own:
+            damping += _of_a_penalty(float(slopes[0]) - own * by_output, float(sharded.dot(parameters, direction)))
         damped = [damping * sharded.dot(one, other) for place, one in enumerate(ways) for other in ways[place:]]
         found = _lowest(
             [float(one) for one in slopes], [float(a + b) for a, b in zip(numbers, damped, strict=True)], most
         )
         if found is None:
             return None
-        slope = torch.zeros_like(base) if seen.slope is None else seen.slope
-        by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
         if by_output == 0.0:
             return replace(found, still=still)
-        unit = float(slopes[0]) / by_output  # pieces of a batch and scaled losses have slopes of their own
+        whole = 0 < unit <= _STEEPER * own or outcome.weight is None or not seen.alone
+        unit = unit if 0 < unit <= _STEEPER * own or not seen.alone else own
 
         def change(lengths: Lengths) -> float:
             """Of the loss, at the output that such a step really gives."""
@@ -172,24 +188,41 @@ def measure(
             if last is not None:
                 torch._foreach_add_(step, held(last), alpha=lengths.momentum)
             by = moved_by(step, 1.0)
-            linear = unit * (slope.float() * by.reshape(slope.shape)).sum()
-            return float(add_up(torch.stack([linear + outcome.beyond(by)]), outcome.terms))
+            bent = by - sum(
+                one * size for one, size in zip(moved, (rate * lengths.step, lengths.momentum), strict=False)
+            )
+            bent = unit * (slope.float() * bent.reshape(slope.shape)).sum()
+            linear = rate * lengths.step * slopes[0] + (lengths.momentum * slopes[1] if last is not None else 0.0)
+            return float(linear + add_up(torch.stack([bent + outcome.beyond(by)]), outcome.terms))
 
         promised = _promised(found, rate, [float(one) for one in slopes], [float(one) for one in numbers])
-        found = _shortened(found, change, rate * found.step * float(slopes[0]) * (1 - rate / 2), promised)
-        return replace(found, still=still)
+        rounded = unit * torch.finfo(seen.autocast or base.dtype).eps * (slope * base.reshape(slope.shape)).abs().sum()
+        seen_from = float(add_up(rounded.float(), outcome.terms))
+        hoped = rate * found.step * float(slopes[0]) * (1 - rate / 2)
+        return replace(_shortened(found, change, hoped, promised, seen_from), still=still, whole=whole)
 
 
-def _shortened(found: Lengths, change: Callable[[Lengths], float], hoped: float, promised: float) -> Lengths:
-    """Halved until the loss falls by a fair part of what was hoped for: far away, parabolas end."""
+def _of_a_penalty(slope: float, outwards: float) -> float:
+    """The curvature of a penalty on the weights' squares that has this slope along a direction, which leads so far
+    outwards: what the loss at the output does not explain is most often one, and without it steps would be too long."""
+    return abs(slope / outwards) if outwards and _finite(slope / outwards) else 0.0
+
+
+def _shortened(
+    found: Lengths, change: Callable[[Lengths], float], hoped: float, promised: float, seen_from: float
+) -> Lengths:
+    """Halved until the loss falls by a fair part of what was hoped for: far away, parabolas end.
+
+    No step where it never does, unless there is so little to hope for that rounding hides it.
+    """
     ratio = None
     for halved in range(_HALVINGS):
         real = change(found)
         ratio = real / promised if ratio is None and promised < 0 else ratio
         if _finite(real) and real <= 0.25 * hoped * 0.5**halved:
-            break
+            return Lengths(found.step, found.momentum, ratio)
         found = Lengths(found.step / 2, found.momentum / 2)
-    return Lengths(found.step, found.momentum, ratio)
+    return Lengths(found.step, found.momentum) if abs(hoped) <= seen_from else Lengths(0.0, 0.0, ratio)
 
 
 def _promised(lengths: Lengths, rate: float, slopes: list[float], curved: list[float]) -> float:

@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from diamond.optim.errors import OptimError
 from diamond.optim.hardware import COLLECTIVES, DTYPES, SOLVERS, TALL, Curve, Hardware
+from diamond.optim.products import exactly
 from diamond.optim.solvers import inverses
 
 MESSAGE_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 _ROWS = 4096  # of the tall matrices that are measured
 _REPETITIONS = 5
+_SMALL = 64  # of the matrices that show that libraries are there
 _STARTS = 200  # small operations at once: fewer than a GPU's queue holds, so that starting them is all the host does
 _COPIED_BYTES = 16 << 20
 
@@ -49,12 +52,13 @@ def measure(
     if not (seconds > 0 and math.isfinite(seconds)):
         raise OptimError(f"seconds={seconds} is no time to measure: give more than 0, such as 3.0")
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    wanted = tuple(sorted(set(sizes or ((64, 256, 1024, 4096) if place.type == "cuda" else (32, 128, 512)))))
+    wanted = tuple(sorted(set(sizes or ((64, 256, 512, 1024, 2048, 4096) if place.type == "cuda" else (32, 128, 512)))))
     if wanted[0] < 1:
         raise OptimError(f"sizes={tuple(wanted)} holds no size of a matrix: give numbers of 1 or more")
     together = dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
     clock = Clock(place)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(place.type, enabled=False):
+        _load(clock)
         solvers = _measure_solvers(clock, wanted, seconds / 2)
         products = _measure_products(clock, wanted, seconds / 4)
         small = _measure_small(clock)
@@ -108,6 +112,17 @@ def _random(clock: Clock, *shape: int, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(*shape, generator=dice, device=clock.device).to(dtype)
 
 
+def _load(clock: Clock) -> None:
+    """Solves and multiplies once, one matrix and several: libraries are loaded at their first use, for up to seconds,
+    which would leave no time to measure any but the smallest sizes."""
+    for count in (1, 2):
+        for how in SOLVERS:
+            inverses([torch.eye(_SMALL, device=clock.device)] * count, [0.01] * count, how)
+        rows = torch.ones(count, _SMALL, _SMALL, device=clock.device)
+        torch.bmm(rows, rows)
+    clock.settle()
+
+
 def _measure_solvers(clock: Clock, sizes: Sequence[int], limit_s: float) -> dict[tuple[Any, ...], float]:
     found: dict[tuple[Any, ...], float] = {}
     until = time.perf_counter() + limit_s
@@ -120,7 +135,7 @@ def _measure_solvers(clock: Clock, sizes: Sequence[int], limit_s: float) -> dict
             fitting = int(left / (4 * expected)) if expected else 8  # one to warm up, two at least, and their making
             if fitting < 1:
                 break
-            count = max(1, min(8, (1 << 20) // (n * n), fitting))
+            count = max(1, min(8, (1 << (23 if clock.device.type == "cuda" else 20)) // (n * n), fitting))
             rows = _random(clock, 2 * n, n)
             matrices = [rows.T @ rows / (2 * n)] * count
             took = clock.median(lambda: inverses(matrices, [0.01] * count, how), left / 4)  # noqa: B023 - called here
@@ -148,7 +163,8 @@ def _measure_products(clock: Clock, sizes: Sequence[int], limit_s: float) -> dic
             continue
         rows = _random(clock, n if shape == "square" else round(flops / (2 * n * n)), n, dtype=getattr(torch, dtype))
         begin = time.perf_counter()
-        took = clock.median(lambda: rows.T @ rows, left[dtype, shape] / 4)  # noqa: B023 - called here
+        with exactly(clock.device) if shape == "square" else nullcontext():  # as what they stand for is computed
+            took = clock.median(lambda: rows.T @ rows, left[dtype, shape] / 4)  # noqa: B023 - called here
         found[dtype, shape, flops] = took
         rate[dtype, shape] = took / flops
         left[dtype, shape] -= time.perf_counter() - begin

@@ -24,7 +24,8 @@ def chosen(blocks: list[Block], exclude: Sequence[str], largest: Any, planned: i
     """The blocks that K-FAC takes, numbered anew; sides above `largest`, or what was planned, in pieces."""
     if isinstance(largest, bool) or not isinstance(largest, int) or largest < 1:
         raise OptimError(f"largest={largest!r}: give a whole number of at least 1")
-    kept = [one for one in blocks if not any(one.name == name or one.name.startswith(name + ".") for name in exclude)]
+    there = [one for one in blocks if one.numbers]  # a layer may have no outputs
+    kept = [one for one in there if not any(one.name == name or one.name.startswith(name + ".") for name in exclude)]
     largest = largest if planned is None else min(largest, planned)
     for place, block in enumerate(kept):
         block.index = place

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 from diamond.optim.costs import Block, Components, size_text
 from diamond.optim.errors import OptimError
@@ -15,6 +16,15 @@ _WIDTH = 110  # of lines of text
 
 def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _lines(rows: Sequence[Sequence[str]], least: Sequence[int]) -> list[str]:
+    """Names to the left, what belongs to them to the right; columns grow where a number needs it."""
+    widths = [max(width, *(len(row[at]) + (at > 0) for row in rows if len(row) > at)) for at, width in enumerate(least)]
+    return [
+        row[0].ljust(widths[0]) + "".join(one.rjust(width) for one, width in zip(row[1:], widths[1:], strict=False))
+        for row in rows
+    ]
 
 
 def _shown(name: str, value: float) -> str:
@@ -27,11 +37,11 @@ class Comparison(NamedTuple):
     rows: tuple[tuple[str, float, float], ...]
 
     def __str__(self) -> str:
-        lines = [f"{'':24}{'predicted':>14}{'measured':>14}{'ratio':>8}"]
+        rows = [("", "predicted", "measured", "ratio")]
         for name, predicted, measured in self.rows:
             ratio = f"{measured / predicted:.2f}" if predicted else "-"
-            lines.append(f"{name:24}{_shown(name, predicted):>14}{_shown(name, measured):>14}{ratio:>8}")
-        return "\n".join(lines)
+            rows.append((name, _shown(name, predicted), _shown(name, measured), ratio))
+        return "\n".join(_lines(rows, (24, 14, 14, 8)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +113,32 @@ class Plan:
         lines = [f"K-FAC for {counted(len(self.blocks), 'block')} on {counted(self.world, 'rank')} ({self.device})", ""]
         for reason in self.reasons:
             lines += textwrap.wrap(reason, _WIDTH, initial_indent="  ", subsequent_indent="    ")
-        lines += ["", f"  {'predicted, a step':26}{'time':>12}{'of training':>13}"]
+        table = [("predicted, a step", "time", "of training")]
         rows = {**self.components._asdict(), "K-FAC in all": self.kfac_s, "training without it": self.step_s}
         for name, took in (rows | {"training with it": self.kfac_s + self.step_s}).items():
-            lines.append(f"  {name.replace('_', ' '):26}{took * 1e3:>9.3f} ms{took / self.step_s:>12.1%}")
-        lines.append(f"  {'memory a rank, at most':26}{size_text(self.memory_bytes):>12}")
-        lines.append(f"  {'received a rank':26}{size_text(self.wire_bytes):>12}")
-        return "\n".join(lines)
+            table.append((name.replace("_", " "), f"{took * 1e3:.3f} ms", f"{took / self.step_s:.1%}"))
+        sizes = [
+            ("memory a rank, at most", size_text(self.memory_bytes)),
+            ("received a rank", size_text(self.wire_bytes)),
+        ]
+        return "\n".join([*lines, "", *(f"  {line}" for line in _lines([*table, *sizes], (26, 12, 13)))])
 
     def compare(self, measured: Mapping[str, float]) -> Comparison:
         """Predicted against measured values of any of: the components, kfac_s, step_s, memory_bytes, wire_bytes.
 
         Raises:
-            OptimError: a name is none of them.
+            OptimError: a name is none of them, or what was measured is no number.
         """
+        if not isinstance(measured, Mapping):
+            raise OptimError(f"measured={type(measured).__name__}: give a dictionary, such as {{'kfac_s': 0.002}}")
         known = self.components._asdict()
         known |= {name: getattr(self, name) for name in ("kfac_s", "step_s", "memory_bytes", "wire_bytes")}
-        if unknown := sorted(set(measured) - set(known)):
-            raise OptimError(f"measured: nothing was predicted for {', '.join(unknown)}, only for {', '.join(known)}")
+        if unknown := sorted(set(measured) - set(known), key=str):
+            raise OptimError(
+                f"measured: nothing was predicted for {', '.join(map(str, unknown))}, only for {', '.join(known)}"
+            )
+        values: Mapping[str, Any] = measured
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise OptimError(f"measured: {name}={value!r}: give a number, of seconds or bytes")
         return Comparison(tuple((name, known[name], measured[name]) for name in known if name in measured))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, TextIO
 
 import torch
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from diamond.optim import costs, hardware, measuring
+from diamond.optim import checks, costs, hardware, measuring
 from diamond.optim.blocks import CONV, CONV_TRANSPOSE, EMBEDDING, LINEAR, NORM, Block, discover, unwrapped
 from diamond.optim.errors import OptimError
 from diamond.optim.kfac import _LENGTHS_EVERY
@@ -80,6 +82,8 @@ def plan(
         OptimError: an argument makes no sense, or the memory is too little: the message says how much is enough.
     """
     _check(model, memory, positions, widest, lr, fixed)
+    _check_kinds(measure, step_s, overhead, say)
+    checks.exclusions(model, exclude)
     group = _group(mesh)
     root = unwrapped(model)
     found = chosen(discover(root), exclude, widest)
@@ -123,8 +127,24 @@ def _check(model: Any, memory: Any, positions: Any, widest: Any, lr: Any, fixed:
     for name, value in (("positions", positions), ("widest", widest)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptimError(f"{name}={value!r}: give a whole number of 1 or more")
-    if lr != "auto" and (isinstance(lr, bool | str) or not lr >= 0):
+    if lr != "auto" and not (_is_number(lr) and lr >= 0):
         raise OptimError(f"lr={lr!r}: give 'auto' or the number that KFAC will be given")
+
+
+def _check_kinds(measure: Any, step_s: Any, overhead: Any, say: Any) -> None:
+    for name, value, known, instead in (
+        ("measure", measure, isinstance(measure, bool), "True, or the seconds that it may take"),
+        ("step_s", step_s, step_s is None, "the seconds of a step, or None to have them estimated"),
+        ("overhead", overhead, False, "a part of the step above 0, such as 0.15"),
+    ):
+        if not known and not _is_number(value):
+            raise OptimError(f"{name}={value!r}: give {instead}")
+    if say is not None and not isinstance(say, bool) and not hasattr(say, "write"):
+        raise OptimError(f"say={say!r}: give True, None for nowhere, or a file that can be written to")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _group(mesh: Any) -> _Group:
@@ -179,7 +199,15 @@ def _tried(root: nn.Module, blocks: Sequence[Block], inputs: Any) -> _Tried:
     root.eval()
     hooks = [block.module.register_forward_hook(looking(block), with_kwargs=True) for block in blocks]
     try:
-        forward()
+        try:
+            forward()
+        except (TypeError, RuntimeError) as error:
+            raise OptimError(
+                f"inputs: the model cannot be called with it ({error}); give a batch as the model takes it, in a tuple "
+                "where it takes several arguments, or in a dictionary by their names"
+            ) from error
+        if positions and not any(positions.values()):
+            raise OptimError("inputs: it is an empty batch; give one as in training, or leave it out")
         for hook in hooks:
             hook.remove()
         forward_s = measuring.Clock(blocks[0].weight.device).median(forward, limit_s=1.0)
@@ -196,10 +224,12 @@ def _rows(block: Block, given: Tensor, output: Any) -> int:
     if block.kind == EMBEDDING:
         return given.numel()
     if block.kind == NORM:
-        return given.numel() // block.weight.numel()
+        return given.numel() // max(1, block.weight.numel())
     if block.kind == CONV:
         return first_tensor(output).numel() // (block.copies * block.g)
-    return given.numel() // (given.shape[-1] if block.kind == LINEAR else block.copies * block.a)
+    if block.kind == LINEAR:  # which may have no inputs, just a bias
+        return math.prod(given.shape[:-1])
+    return given.numel() // (block.copies * block.a)
 
 
 def _of_all(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from diamond.optim.errors import OptimError
+from diamond.optim.products import exactly
 
 METHODS = ("auto", "cholesky", "newton-schulz", "eigen")
 CHUNK_BYTES = 1 << 30  # of working memory that one batched call may take
@@ -207,7 +208,8 @@ def _try(
         diagonal = stack if stack.dim() == 2 else stack.diagonal(dim1=-2, dim2=-1)
         mean = diagonal.sum(-1) / max(1, diagonal.shape[-1])
         diagonal.add_(damping.to(attempt.dtype)[:, None])  # in place: the stack is ours
-        results, good = _COMPUTE[attempt.method](_without(stack, ~finite), damping.to(attempt.dtype))
+        with exactly(attempt.device):
+            results, good = _COMPUTE[attempt.method](_without(stack, ~finite), damping.to(attempt.dtype))
         results = results.to(out_dtype)
         good &= finite & results.isfinite().flatten(1).all(1)  # too large for its type is no inverse either
         told = torch.stack([part.to(damping.dtype) for part in (good, finite, damping, mean)], 1)
@@ -241,7 +243,15 @@ def _diagonal(stack: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
 def _cholesky(stack: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     factors, info = torch.linalg.cholesky_ex(stack)
     good = info == 0
-    return _symmetric(torch.cholesky_inverse(_without(factors, ~good))), good
+    return _symmetric(_of_triangles(_without(factors, ~good))), good
+
+
+def _of_triangles(factors: Tensor) -> Tensor:
+    """The inverses of what these lower triangles are the roots of."""
+    if not factors.is_cuda:
+        return torch.cholesky_inverse(factors)
+    turned = torch.linalg.solve_triangular(factors, _identity(factors).expand_as(factors), upper=False)
+    return torch.bmm(turned.mT, turned)  # two to three times as fast there
 
 
 def _newton_schulz(stack: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:

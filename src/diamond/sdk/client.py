@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from diamond.sdk.images import Images
     from diamond.sdk.logins import Logins
     from diamond.sdk.notices import Notices
+    from diamond.sdk.pools import Pools
     from diamond.sdk.projects import Projects
     from diamond.sdk.quotas import Quotas
     from diamond.sdk.secrets import Secrets
@@ -54,6 +55,7 @@ class Client:
         tasks: launch, follow and stop tasks; fetch what they left behind.
         images: build, share, copy and remove software environments.
         endpoints: clusters and machines, and their queues.
+        pools: nodes that are held, and shared between tasks.
         bundles: folders as content-addressed uploads.
         projects: who works together, and what they share.
         secrets: values that tasks use by name.
@@ -124,6 +126,12 @@ class Client:
         from diamond.sdk.notices import Notices
 
         return Notices(self._transport)
+
+    @cached_property
+    def pools(self) -> Pools:
+        from diamond.sdk.pools import Pools
+
+        return Pools(self._transport)
 
     @cached_property
     def accounts(self) -> Accounts:

@@ -15,7 +15,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import Task
 from diamond.core.wire import STREAMS, Hello, JobOrder, JobReport, Report, StreamChunk
-from diamond.server.services import agents, planning, pool_rounds, pools, tasks
+from diamond.server.services import agents, endpoints, planning, pool_rounds, pools, tasks
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow
 
@@ -129,14 +129,23 @@ def test_a_task_gets_slots_as_ranks_of_a_node(site: Site) -> None:
 
 
 def test_nothing_said_means_that_diamond_picks(site: Site) -> None:
+    """One slot, as long as it may be a script that several ranks would only repeat; more, once it measures itself."""
     site.pool(nodes="1")
     site.hold()
     task_id = site.launch()
     site.round()
     order = site.order(task_id)
     assert order is not None and order.place is not None
-    assert 1 <= order.place.slots <= 4
-    assert order.spec.ranks_per_node == order.place.slots
+    assert (order.place.slots, order.spec.ranks_per_node) == (1, 1)
+    site.run(order.job_id)
+    site.measure(order.job_id, 100, slots=1, step_s=1.2)
+    site.clock.advance(300)
+    site.round()
+    site.end(order.job_id, Reason.CONTINUED)
+    site.round()
+    larger = site.order(task_id)
+    assert larger is not None and larger.place is not None and larger.place.slots > 1
+    assert larger.spec.ranks_per_node == larger.place.slots
 
 
 def test_slots_are_given_and_taken(site: Site) -> None:
@@ -366,6 +375,17 @@ def test_names_belong_to_open_pools(site: Site, other_id: str) -> None:
         pools.get(site.ctx, other_id, "p")
     with pytest.raises(NotFound):
         pools.close(site.ctx, other_id, "p")
+
+
+def test_an_endpoint_that_is_removed_closes_its_pools(site: Site) -> None:
+    site.pool()
+    site.hold()
+    endpoints.remove(site.ctx, site.user_id, site.name, force=True)
+    site.round()
+    found = pools.list_pools(site.ctx, site.user_id, closed=True)[0]
+    assert found.closed_at is not None
+    with pytest.raises(Conflict, match="closed"):
+        pools.change(site.ctx, site.user_id, "p", {"nodes": "2"})
 
 
 def test_changes_hold_for_what_comes(site: Site) -> None:

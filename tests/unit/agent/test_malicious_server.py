@@ -18,6 +18,7 @@ from diamond.agent.policy import Policy
 from diamond.core.bundles import BundleFile, Manifest
 from diamond.core.codec import encode
 from diamond.core.images import ImageUse, ImageWork
+from diamond.core.pools import PilotOrder
 from diamond.core.reasons import Reason
 from diamond.core.recipes import Recipe
 from diamond.core.secrets import JobSecret, JobSecrets, SecretUse
@@ -164,6 +165,7 @@ BEYOND = {
     "path_roots": Breaks('path_roots = ["/allowed"]', _order(image=_IMAGE)),
     "queue_ahead": Breaks("queue_ahead = false", _order(after="job_00000009", continues="job_00000009")),
     "allow_secrets": Breaks("allow_secrets = false", _spec(secrets={"KEY": "KEY"})),
+    "allow_pools": Breaks("allow_pools = false", _order(pilot=PilotOrder(pool_id="pol_00000001", slots=1))),
     "builds": Breaks('builds = "off"', _work()),
     "allowed_builders": Breaks('allowed_builders = ["venv"]', _work()),
     "allowed_bases": Breaks('allowed_bases = ["docker://docker.io/*"]', _work()),

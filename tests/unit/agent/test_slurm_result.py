@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from diamond.agent.schedulers.base import Observed, Submission
-from diamond.agent.schedulers.beside import slurm_and_login
 from diamond.agent.schedulers.causes import KillCause, save_cause
 from diamond.agent.schedulers.choice import choose
-from diamond.agent.schedulers.local.scheduler import LocalScheduler
+from diamond.agent.schedulers.pooled_local import local_with_pools
+from diamond.agent.schedulers.pooled_slurm import slurm_with_pools
 from diamond.agent.schedulers.slurm.queue import Row, Status
 from diamond.agent.schedulers.slurm.result import Last, end_of
 from diamond.agent.schedulers.slurm.scheduler import spool
@@ -236,16 +236,16 @@ def test_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
-    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("local", tmp_path) is LocalScheduler
+    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("local", tmp_path) is local_with_pools
     with pytest.raises(InstallationProblem, match="sbatch, squeue, scancel, scontrol cannot be found"):
         choose("slurm", tmp_path)
     for name in ("sbatch", "squeue", "scancel", "scontrol"):
         (programs / name).write_text("#!/bin/sh\n")
         (programs / name).chmod(0o755)
-    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("slurm", tmp_path) is slurm_and_login
-    assert choose("local", tmp_path) is LocalScheduler
+    assert choose("auto", tmp_path) is choose(None, tmp_path) is choose("slurm", tmp_path) is slurm_with_pools
+    assert choose("local", tmp_path) is local_with_pools
     (tmp_path / "agent.json").write_text('{"scheduler": "local"}')
-    assert choose(None, tmp_path) is LocalScheduler and choose("slurm", tmp_path) is slurm_and_login
+    assert choose(None, tmp_path) is local_with_pools and choose("slurm", tmp_path) is slurm_with_pools
     (tmp_path / "agent.json").write_text('{"scheduler": "lsf"}')
     with pytest.raises(InstallationProblem, match="lsf"):
         choose(None, tmp_path)

@@ -125,6 +125,25 @@ def test_an_immovable_task_does_not_start_where_a_more_important_one_waits_for_r
     assert gpus(decide(pool(still, large, replace(small, movable=True), of=nodes(2), placed=here)))["small"] == 1
 
 
+def test_an_immovable_task_starts_before_its_turn_where_that_puts_nobody_off() -> None:
+    """Eight GPUs, four of which are held for 100 s more; `large` needs six of them, so that two are to spare."""
+    one = {"movable": False, "speed": Power(0.0)}
+    still = task("still", left=100.0, min_gpus=4, most=4, **one)  # type: ignore[arg-type]
+    large = task("large", at=1.0, left=500.0, min_gpus=6, most=6, **one)  # type: ignore[arg-type]
+    later = {"at": 2.0, "restart_s": 0.0, **one}
+    short = task("short", left=90.0, min_gpus=2, most=2, **later)  # type: ignore[arg-type]
+    long = task("long", left=900.0, min_gpus=3, most=3, **later)  # type: ignore[arg-type]
+    small = task("small", min_gpus=1, most=1, **later)  # type: ignore[arg-type]
+    here: dict[str, Placement] = {"still": (("a000", 4),)}
+    decision = decide(pool(still, large, short, long, small, of=nodes(2), placed=here))
+    assert gpus(decision) == {"still": 4, "short": 2, "small": 1}
+    held = "waits: tasks that cannot be moved hold what it needs; it is expected to start in 100 s"
+    assert decision.reasons["large"] == held
+    assert decision.reasons["long"] == "waits: it could not be moved out of the way of large, which comes first"
+    first = replace(long, submitted_at=0.5)  # before large: nothing is kept from it
+    assert gpus(decide(pool(still, large, first, of=nodes(2), placed=here))) == {"still": 4, "long": 3}
+
+
 def test_a_higher_priority_is_served_first_and_a_lower_one_is_not_starved() -> None:
     high = [task(f"high{number}", priority=5, most=1) for number in range(4)]
     low = task("low", most=1)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diamond.planner.pools.policies import POLICIES, named
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.snapshot import Demand, Node, Placement, Shape, Snapshot, Work, faults
 from diamond.planner.pools.valuing import Taste
@@ -136,6 +137,64 @@ def test_absurd_speeds_starve_nobody_else(says: float, above: int, number: int) 
     assert {one.id for one in sound} <= set(decision.placed)
     if says != 0.0 or above:
         assert {one.id for one in broken} <= set(decision.placed)
+
+
+impossible = st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e9, 1e300, -1e300, 1e-300])
+perhaps = st.one_of(st.none(), impossible)
+
+
+@st.composite
+def measured_absurdly(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
+    """The same pool, with numbers that nobody can have measured in some of its tasks."""
+    tasks = []
+    for task in snapshot.demands:
+        found = {name: draw(perhaps) for name in ("submitted_at", "done", "attained_s", "running_s", "restart_s")}
+        said = {name: value for name, value in found.items() if value is not None}
+        left = draw(st.none() | st.builds(Work, impossible, impossible, impossible))
+        speed = Odd(says=draw(impossible), above=draw(st.integers(0, 4)), doubts=draw(impossible))
+        restarts = draw(st.sampled_from([0, -3, 10**400]))
+        tasks.append(replace(task, **said, speed=speed, left=left, restarts=restarts))
+    return replace(snapshot, demands=tuple(tasks), now=draw(st.just(snapshot.now) | impossible))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_absurd_measurements_end_no_decision_of_any_policy(name: str, data: st.DataObject) -> None:
+    snapshot = data.draw(snapshots().flatmap(measured_absurdly))
+    decision = named(name).allocate(snapshot)
+    assert faults(snapshot, decision) == []
+    assert all(decision.reasons[one.id] for one in snapshot.demands)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_absurd_measurements_of_some_starve_nobody_else_under_any_policy(name: str, data: st.DataObject) -> None:
+    """Four absurd tasks and four sound ones, of one GPU each, and eight GPUs."""
+    nodes = tuple(Node(name=f"n{one}", gpu_type="a", gpus=4) for one in range(2))
+    wild = tuple(Demand(id=f"b{one}", submitted_at=0.0, speed=Odd()) for one in range(4))
+    calm = tuple(Demand(id=f"s{one}", submitted_at=0.0, speed=Odd(), left=Work(9.0, 9.0, 9.0)) for one in range(4))
+    snapshot = Snapshot(now=60.0, nodes=nodes, demands=wild, seconds=UNHURRIED_S)
+    snapshot = data.draw(measured_absurdly(snapshot))
+    snapshot = replace(snapshot, demands=(*snapshot.demands, *calm))
+    decision = named(name).allocate(snapshot)
+    assert faults(snapshot, decision) == []
+    assert {one.id for one in calm} <= set(decision.placed)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_cannot_be_moved_keeps_what_it_has_whatever_its_bounds_say_now(name: str) -> None:
+    nodes = (Node(name="n0", gpu_type="a", gpus=8), Node(name="n1", gpu_type="a", gpus=2))
+    grown = Demand(id="grown", submitted_at=0.0, speed=Odd(), min_gpus=4, max_gpus=4, movable=False)
+    lost = Demand(id="lost", submitted_at=0.0, speed=Odd(), min_gpus=4, max_gpus=4, movable=False)
+    placed: dict[str, Placement] = {"grown": (("n0", 3),), "lost": (("n1", 4),)}  # n1 had four when it started
+    snapshot = Snapshot(now=60.0, nodes=nodes, demands=(grown, lost), placed=placed, seconds=UNHURRIED_S)
+    decision = named(name).allocate(snapshot)
+    assert faults(snapshot, decision) == []
+    assert decision.placed == {"grown": (("n0", 3),), "lost": (("n0", 4),)}
+    ended = replace(decision, placed={"lost": (("n0", 4),)})
+    assert faults(snapshot, ended) == ["grown: cannot be moved, and was"]
 
 
 def many(tasks: int, nodes: int, kinds: str) -> Snapshot:

@@ -165,3 +165,16 @@ def test_arguments_that_cannot_be_are_named() -> None:
         Profiles(keys=0)
     with pytest.raises(TypeError, match=r"^keys "):
         Profiles().learn("template", [])
+
+
+@pytest.mark.parametrize("absurd", [math.nan, math.inf, -1.0, 0.0, 1e9, 1e300, 1e-300])
+def test_absurd_tasks_leave_numbers_that_can_be_computed_with(absurd: float) -> None:
+    profiles = Profiles()
+    for work in (absurd, 1e-17, 1e17):  # so far apart that their spread suggests anything
+        profiles.learn(KEYS, measured(), [(absurd, Noise(absurd, absurd))], total_work=work, restart_s=absurd)
+    prior = known(Profiles.from_json(profiles.to_json()), KEYS)
+    for done in (absurd, 0.0, 1e20):
+        left = prior.left(done)
+        assert left is not None
+        assert 0.0 <= left.low <= left.high < math.inf
+        assert 0.0 < left.expected <= left.high

@@ -1,7 +1,7 @@
 """What the agent needs of any batch scheduler: the `Scheduler` protocol and the values that pass through it.
 
 Owns no state and starts nothing. What only some schedulers can do is a protocol of its own (`HasProcesses`,
-`HasShells`), so that the first stays small enough for every scheduler to keep whole.
+`HasShells`, `HasWarnings`), so that the first stays small enough for every scheduler to keep whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
+from diamond.core.pools import PoolPlace
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.slurm import SlurmOptions
 from diamond.core.states import JobState
@@ -36,6 +37,7 @@ class Submission:
         user: who asked, for schedulers that share between users themselves.
         asked_by: the same, where that is not the endpoint's owner, for the scheduler's own records.
         on_login: for the machine the agent runs on, also where that is only a cluster's login node.
+        place: in which pilots, jobs of this scheduler, it runs; None for a job of the scheduler's own.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Submission:
     on_login: bool = False
     user: str = ""
     asked_by: str = ""
+    place: PoolPlace | None = None
 
     @property
     def warning_s(self) -> float | None:
@@ -164,6 +167,18 @@ class LearnsFacts(Protocol):
 
     on_new_facts: Callable[[], None]
     """Called when `capacity` has another answer than before, from any thread. Set by the agent."""
+
+
+@runtime_checkable
+class HasWarnings(Protocol):
+    """A scheduler that holds pools: it runs jobs inside of pilots, and can be asked to let jobs save and stop."""
+
+    def warn(self, names: Iterable[str]) -> None:
+        """Warn jobs that run in pilots (SIGUSR1, as before a walltime); one that has not begun gives up its place.
+
+        A pilot that is named ends as soon as nothing runs in it. Idempotent; others are left as they are. Thread-safe.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Which scheduler an agent speaks for: the cluster's Slurm where there is one (with a few slots of the login node),
-else this machine's own queue."""
+else this machine's own queue. Around each of them is what runs jobs inside of pilots."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def choose(asked: str | None, home: Path) -> Callable[[Path], Scheduler]:
         )
     # Each is loaded only where it is used: agents start often, on small login nodes.
     if kind == "slurm" or (kind == "auto" and not missing and _belongs_to_a_cluster()):
-        from diamond.agent.schedulers.beside import slurm_and_login
+        from diamond.agent.schedulers.pooled_slurm import slurm_with_pools
 
-        return slurm_and_login
-    from diamond.agent.schedulers.local.scheduler import LocalScheduler
+        return slurm_with_pools
+    from diamond.agent.schedulers.pooled_local import local_with_pools
 
-    return LocalScheduler
+    return local_with_pools
 
 
 def _belongs_to_a_cluster() -> bool:

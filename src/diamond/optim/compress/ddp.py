@@ -75,4 +75,11 @@ def hook(state: Buckets, bucket: dist.GradBucket) -> torch.futures.Future[torch.
 
 
 def attach_to_ddp(model: DistributedDataParallel, wire: Wire, group: dist.ProcessGroup | None) -> None:
-    model.register_comm_hook(Buckets(wire, model, group or model.process_group), hook)
+    buckets = Buckets(wire, model, group or model.process_group)
+    try:
+        model.register_comm_hook(buckets, hook)
+    except RuntimeError as error:
+        raise OptimError(
+            f"model: DistributedDataParallel takes one communication hook ({error}); call attach once, not beside "
+            "KFAC(compress=…) or a hook of your own, or wrap the model anew"
+        ) from error

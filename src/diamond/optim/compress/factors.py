@@ -12,6 +12,7 @@ from diamond.optim.compress.codec import Send
 from diamond.optim.compress.collectives import start
 from diamond.optim.compress.counting import Count
 from diamond.optim.compress.exchange import sum_of
+from diamond.optim.compress.meeting import together
 from diamond.optim.compress.triangle import Packed, pack, unpack
 
 _KIND = "factor"
@@ -30,8 +31,7 @@ def average_factors(
     """
     if not matrices:
         return []
-    ranks = group if group is not None else dist.group.WORLD
-    assert ranks is not None
+    ranks = group if group is not None else together("average_factors")
     counted = count if count is not None else Count()
     world = ranks.size()
     counted.add_plain(_KIND, sum(one.numel() * one.element_size() for one in matrices), "sum", world)

@@ -34,7 +34,7 @@ class Compress:
     Attributes:
         grad: one of `GRADS`, for example "powersgd:16:int8" or "topk:0.05:int4". CODE is as what the numbers travel:
             bf16 or int8 for the factors of powersgd, int8 or int4 for the values of topk; float32 without.
-        factor: one of `FACTORS`, how the factors of K-FAC are sent.
+        factor: one of `FACTORS`, how the factors of K-FAC are sent; None for what its plan says, or "tri" without one.
         error_feedback: what a step could not send is added to the next one. None: where the method needs it (powersgd,
             topk, randomk). With it, intN rounds to the nearest level instead of at random, because an error memory
             stays bounded only where the error is smaller than the value; and randomk does not scale its values up.
@@ -47,7 +47,7 @@ class Compress:
     """
 
     grad: str = "none"
-    factor: str = "none"
+    factor: str | None = None
     error_feedback: bool | None = None
     start_after: int = 0
     chunk: int = 512
@@ -57,7 +57,8 @@ class Compress:
 
     def __post_init__(self) -> None:
         read_grad(self.grad)
-        check_factor(self.factor)
+        if self.factor is not None:
+            check_factor(self.factor)
         if self.error_feedback not in (None, True, False):
             raise OptimError(f"error_feedback={self.error_feedback!r} is neither True, False nor None; leave it out")
         _check_count("start_after", self.start_after, least=0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from diamond.planner.pools.options import Bools, Ints, Options, Pool
-from diamond.planner.pools.snapshot import Demand, Snapshot
+from diamond.planner.pools.options import Bools, Ints, Options, Pool, Reservation, asked, longest_s
+from diamond.planner.pools.packing import fewest_nodes
+from diamond.planner.pools.policies.ledger import smallest
+from diamond.planner.pools.snapshot import Demand, Shape, Snapshot
 from diamond.planner.pools.valuing import Taste, Worth, needed_for_load, restart_of
 
 
@@ -33,24 +36,118 @@ def is_owed(snapshot: Snapshot, demand: Demand, taste: Taste) -> bool:
     return waited_s(snapshot, demand) >= taste.wait_s * (1.0 + ran // taste.turn_s)
 
 
-def drained(snapshot: Snapshot, pool: Pool, taste: Taste) -> dict[int, float]:
-    """Kinds of GPU that immovable tasks hold too much of for somebody, with the priority one needs to start there.
+def drained(snapshot: Snapshot, pool: Pool, taste: Taste) -> dict[int, Reservation]:
+    """Kinds of GPU of which too many are, or are about to be, held by immovable tasks for somebody that waits.
 
-    An immovable task that starts where a larger one waits for room would put it off for ever.
+    An immovable task that starts where a larger one waits for room would put it off for ever, unless it ends in time
+    or does without what that one needs.
     """
-    found: dict[int, float] = {}
-    for demand in snapshot.demands:
-        if demand.id in pool.held:
-            continue
-        kinds = [kind for kind, name in enumerate(pool.kinds) if demand.runs_on(name)]
-        least = min((one for one in demand.sizes or () if demand.takes(one)), default=max(demand.min_gpus, 1))
-        if any(least <= pool.free[kind] for kind in kinds):
-            continue
-        bar = math.inf if is_owed(snapshot, demand, taste) else float(demand.priority)
-        for kind in kinds:
-            if least <= pool.total[kind]:
-                found[kind] = max(found.get(kind, -math.inf), bar)
-    return found
+    if all(demand.movable for demand in snapshot.demands):
+        return {}
+    plan = _Plan(snapshot, pool)
+    waiting = {demand.id: demand for demand in snapshot.demands if demand.id not in pool.held}
+    turns = [_turn(snapshot, demand, taste) for demand in waiting.values()]
+    heapq.heapify(turns)
+    while turns and not plan.is_full():
+        plan.add(waiting[heapq.heappop(turns)[-1]])
+    return plan.reserved()
+
+
+def _turn(snapshot: Snapshot, demand: Demand, taste: Taste) -> tuple[bool, int, float, str]:
+    """Sorts by whose turn it is: those that are owed one, then priorities, then by how long they wait."""
+    owed = is_owed(snapshot, demand, taste)
+    return not owed, 0 if owed else -demand.priority, -waited_s(snapshot, demand), demand.id
+
+
+class _Plan:
+    """Who could start now, in the order of their turns, if all that is held by immovable tasks ends as expected."""
+
+    def __init__(self, snapshot: Snapshot, pool: Pool) -> None:
+        self._pool = pool
+        self._room = [int(free) for free in pool.free]
+        self._quotas = dict(snapshot.quotas)
+        self._ends: list[list[tuple[float, int]]] = [[] for _ in pool.kinds]
+        self._before: list[set[str]] = [set() for _ in pool.kinds]
+        self._found: dict[int, Reservation] = {}
+        self._spare: dict[int, int] = {}
+        self._granted: dict[int, dict[str, int]] = {}
+        for demand in snapshot.demands:
+            shape = snapshot.shape_of(snapshot.placed.get(demand.id, ())) if demand.id in pool.held else None
+            if shape is not None:
+                kind = pool.kinds.index(shape.gpu_type)
+                self._ends[kind].append((ends_in_s(demand, shape), shape.gpus))
+                self._spend(demand, shape.gpus)
+
+    def is_full(self) -> bool:
+        """Whether nobody that comes later can change anything."""
+        return len(self._found) == len(self._room) and not any(
+            spare > 0 and self._room[kind] > 0 for kind, spare in self._spare.items()
+        )
+
+    def reserved(self) -> dict[int, Reservation]:
+        return {kind: replace(one, spare=self._granted[kind]) for kind, one in self._found.items()}
+
+    def add(self, demand: Demand) -> None:
+        """Gives it a place in the plan, or keeps one for it."""
+        pool, least = self._pool, smallest(demand)
+        kinds = [kind for kind, name in enumerate(pool.kinds) if demand.runs_on(name) and 0 < least <= pool.total[kind]]
+        if least > self._quotas.get(demand.owner, least) or not kinds:
+            return
+        fitting = [kind for kind in kinds if least <= self._room[kind]]
+        if not fitting:
+            if any(kind not in self._found for kind in kinds):
+                self._reserve(demand, kinds, least)
+        elif not demand.movable:
+            self._start(demand, fitting, least)
+
+    def _start(self, demand: Demand, kinds: list[int], gpus: int) -> None:
+        for kind in sorted(kinds, key=lambda one: -self._room[one]):
+            seconds = longest_s(demand, self._goodput(demand, kind, gpus))
+            if kind not in self._found:
+                self._before[kind].add(demand.id)
+                self._ends[kind].append((seconds, gpus))
+            elif not math.inf > seconds <= self._found[kind].after_s:
+                if gpus > self._spare[kind]:
+                    continue
+                self._spare[kind] -= gpus
+                self._granted[kind][demand.id] = gpus
+            self._room[kind] -= gpus
+            self._spend(demand, gpus)
+            return
+
+    def _reserve(self, demand: Demand, kinds: list[int], gpus: int) -> None:
+        """On the kind where it can start first; only the first of those that wait for a kind has a claim on it."""
+        starts = {kind: self._enough(kind, gpus) for kind in kinds}
+        kind = min(kinds, key=lambda one: (starts[one][0], one))
+        if kind not in self._found:
+            after_s, left = starts[kind]
+            self._found[kind] = Reservation(demand.id, after_s, frozenset(self._before[kind]), {})
+            self._spare[kind], self._granted[kind] = left - gpus, {}
+
+    def _enough(self, kind: int, gpus: int) -> tuple[float, int]:
+        """In how many seconds so many GPUs are free, and how many are by then."""
+        free, after_s = self._room[kind], 0.0
+        for end_s, number in sorted(self._ends[kind]):
+            if free >= gpus and end_s > after_s:
+                break
+            free, after_s = free + number, end_s
+        return after_s, free
+
+    def _goodput(self, demand: Demand, kind: int, gpus: int) -> float:
+        shape = Shape(self._pool.kinds[kind], fewest_nodes(gpus, self._pool.sizes[kind]), gpus)
+        return asked(demand, shape)[0]
+
+    def _spend(self, demand: Demand, gpus: int) -> None:
+        if demand.owner in self._quotas:
+            self._quotas[demand.owner] -= gpus
+
+
+def ends_in_s(demand: Demand, shape: Shape) -> float:
+    """Of a task that runs; infinite where nobody can say."""
+    if demand.left is None or demand.load is not None or not math.isfinite(demand.left.expected):
+        return math.inf
+    goodput = asked(demand, shape)[0]
+    return max(demand.left.expected, 0.0) / goodput if goodput > 0.0 else math.inf
 
 
 class Admission:
@@ -66,9 +163,13 @@ class Admission:
         self._allowed = np.ones(len(table), dtype=np.bool_)
 
     def run(self) -> Admitted:
-        tasks = [task for task in range(len(self._table.tasks)) if self._table.rows(task)]
+        tasks = np.flatnonzero(np.diff(self._table.start) > 0).tolist()
         lowest = min((self._table.tasks[task].priority for task in tasks), default=0)
-        owed = {task for task in tasks if is_owed(self._snapshot, self._table.tasks[task], self._taste)}
+        owed = {
+            task
+            for task in tasks
+            if is_owed(self._snapshot, self._table.tasks[task], self._taste) and not self._fills_gaps(task)
+        }
         for task in sorted(owed, key=self._by_wait):
             self._admit(task, self._smallest(task))
         for task in sorted(set(tasks) - owed, key=self._by_priority):
@@ -85,6 +186,18 @@ class Admission:
         must = self._given >= 0
         self._keep_what_runs(tasks)
         return Admitted(must, self._given, self._allowed)
+
+    def _fills_gaps(self, task: int) -> bool:
+        """Whether it may only start now as that puts off nobody whose turn it is: which of those do, their values say.
+
+        GPUs are kept free for it in turn, once all that have waited longer run.
+        """
+        table = self._table
+        demand, reserved = table.tasks[task], table.reserved
+        if demand.movable or not reserved:
+            return False
+        kinds = {int(table.kind[row]) for row in table.rows(task)}
+        return all(kind in reserved and demand.id not in reserved[kind].before for kind in kinds)
 
     def _share(self, tasks: list[int]) -> None:
         """Where all that wait or run fit with their smallest share, they all run: nobody waits for others to grow."""

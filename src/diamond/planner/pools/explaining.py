@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class _Words:
         taste: Taste,
     ) -> None:
         self._snapshot, self._ledger, self._pool, self._table, self._taste = snapshot, ledger, pool, table, taste
+        self._heads = {reservation.task for reservation in table.reserved.values()}
+        self._texts: dict[Hashable, str] = {}
         self._kinds = {node.name: node.gpu_type for node in snapshot.nodes}
         self._ends = _ends(snapshot, ledger, pool, table, placed)
         self._free = {kind: int(total) for kind, total in zip(pool.kinds, pool.total, strict=True)}
@@ -105,19 +107,42 @@ class _Words:
         demand = self._table.tasks[task]
         now = self._ledger.shapes.get(demand.id)
         head = "waits" if now is None else f"stops, and gives back {gpus(now.gpus)}"
-        hindrance = obstacle(self._ledger, demand)
-        if hindrance:
-            return f"{head}: {hindrance}"
+        if not self._table.rows(task):
+            return f"{head}: {self._unable(demand)}"
         least = smallest(demand)
         kinds = [kind for kind in self._pool.kinds if demand.runs_on(kind)]
-        if not self._table.rows(task):
-            held = any(int(self._pool.free[self._pool.kinds.index(kind)]) < least for kind in kinds)
-            why = "tasks that cannot be moved hold what it needs" if held else "it is not known to run on what is here"
-            return f"{head}: {why}{self._when(kinds, least)}"
         quota = self._snapshot.quotas.get(demand.owner)
         if quota is not None and self._holds.get(demand.owner, 0) + least > quota:
             return f"{head}: its owner holds {self._holds.get(demand.owner, 0)} of {gpus(quota)} allowed"
         return f"{head}: the {gpus(least)} it needs do more for others{self._when(kinds, least)}{self._turn(demand)}"
+
+    def _unable(self, demand: Demand) -> str:
+        """Why there is nothing to choose from for a task; worked out once for all that are alike."""
+        if demand.id in self._heads:
+            return self._without_options(demand)
+        like = (demand.movable, self._ledger.likeness(demand))
+        if like not in self._texts:
+            self._texts[like] = obstacle(self._ledger, demand) or self._without_options(demand)
+        return self._texts[like]
+
+    def _without_options(self, demand: Demand) -> str:
+        least = smallest(demand)
+        for reservation in self._table.reserved.values():
+            if reservation.task == demand.id:
+                after_s = reservation.after_s
+                soon = f"; it is expected to start in {minutes(after_s)}" if after_s < np.inf else ""
+                return f"tasks that cannot be moved hold what it needs{soon}"
+        free = [
+            number
+            for number, kind in enumerate(self._pool.kinds)
+            if demand.runs_on(kind) and least <= int(self._pool.free[number])
+        ]
+        if not free:
+            return "tasks that cannot be moved hold what it needs"
+        others = sorted({self._table.reserved[number].task for number in free if number in self._table.reserved})
+        if others and not demand.movable:
+            return f"it could not be moved out of the way of {others[0]}, which comes first"
+        return "it is not known to run on what is here"
 
     def _when(self, kinds: list[str], least: int) -> str:
         soonest = min((self._free_at(kind, least) for kind in kinds), default=np.inf)

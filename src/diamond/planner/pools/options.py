@@ -7,19 +7,22 @@ whole columns after that. Nothing a broken `Speed` answers gets beyond this modu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diamond.planner.pools.packing import fewest_nodes
+from diamond.planner.pools.policies.ledger import sane, sound
 from diamond.planner.pools.snapshot import Demand, Shape, Snapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+# (kind, GPUs, nodes, goodput, doubt), and whether that is what the task holds.
+_Row = tuple[tuple[int, int, int, float, float], bool]
 
 # A task whose speed is not known beyond some size may go to twice that size and be measured there.
 EXPLORED = 2
@@ -62,12 +65,45 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Reservation:
+    """GPUs of one kind that a task waits for: immovable ones that start there must not put it off.
+
+    Attributes:
+        task: who waits for them.
+        after_s: seconds until enough of them are expected to be free.
+        before: immovable tasks whose turn comes before.
+        spare: by task, GPUs that it may hold beyond that moment, as they will not be needed.
+    """
+
+    task: str
+    after_s: float
+    before: frozenset[str]
+    spare: Mapping[str, int]
+
+    def allows(self, demand: Demand, gpus: int, goodput: float) -> bool:
+        """Whether an immovable task may start so."""
+        if demand.id in self.before or gpus <= self.spare.get(demand.id, 0):
+            return True
+        return math.inf > longest_s(demand, goodput) <= self.after_s
+
+
+def longest_s(demand: Demand, goodput: float) -> float:
+    """Seconds that a task lasts at most if it starts now; infinite where nobody can say."""
+    if demand.left is None or demand.load is not None or not goodput > 0.0:
+        return math.inf
+    left = max(demand.left.expected, demand.left.high)
+    seconds = max(demand.restart_s, 0.0) + left / goodput if left >= 0.0 else math.inf
+    return seconds if math.isfinite(seconds) else math.inf
+
+
+@dataclass(frozen=True)
 class Options:
     """Rows of task, kind, GPUs, nodes and goodput; rows `start[i]` to `start[i + 1]` are task i's, smallest first.
 
     Attributes:
         tasks: who may be given something in this decision, in order of id. Immovable ones that run are not among them.
         now: by task, the row that is what it holds; -1 for none.
+        reserved: by kind, for whom it is kept free.
     """
 
     tasks: tuple[Demand, ...]
@@ -79,32 +115,45 @@ class Options:
     goodput: Floats
     doubt: Floats
     now: Ints
+    reserved: Mapping[int, Reservation] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.task)
 
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(self.start.tolist())
+
     def rows(self, task: int) -> range:
-        return range(int(self.start[task]), int(self.start[task + 1]))
+        return range(self._starts[task], self._starts[task + 1])
 
 
 def options(
-    snapshot: Snapshot, pool: Pool, shapes: Mapping[str, Shape], closed: Mapping[int, float] | None = None
+    snapshot: Snapshot, pool: Pool, shapes: Mapping[str, Shape], reserved: Mapping[int, Reservation] | None = None
 ) -> Options:
     """Every size of every kind that a task takes and the pool has, where it runs at all.
 
     Args:
         shapes: what tasks hold, and can go on with.
-        closed: kinds on which no immovable task starts, unless its priority is above that.
+        reserved: kinds on which immovable tasks only start where that puts nobody off.
     """
-    tasks = tuple(sorted((one for one in snapshot.demands if one.id not in pool.held), key=lambda one: one.id))
+    waiting = (sane(one, snapshot.now) for one in snapshot.demands if one.id not in pool.held)
+    tasks = tuple(sorted(waiting, key=lambda one: one.id))
     ladders = [_ladder(sizes, int(free)) for sizes, free in zip(pool.sizes, pool.free, strict=True)]
     most = _near_fair(len(tasks), int(pool.free.sum()))
     rows: list[tuple[int, int, int, int, float, float]] = []
     start = [0]
     held = np.full(len(tasks), -1, dtype=np.int64)
+    reserved = reserved or {}
+    alike: dict[Hashable, list[_Row]] = {}
     for index, demand in enumerate(tasks):
         now = shapes.get(demand.id)
-        for row, is_now in _rows(demand, now, pool, ladders, most, closed or {}):
+        like = (
+            demand.id if now else (id(demand.speed), demand.min_gpus, demand.max_gpus, demand.sizes, demand.gpu_types)
+        )
+        if like not in alike:
+            alike[like] = _rows(demand, now, pool, ladders, most)
+        for row, is_now in _unreserved(demand, alike[like], reserved):
             if is_now:
                 held[index] = len(rows)
             rows.append((index, *row))
@@ -112,7 +161,9 @@ def options(
     table = np.array(rows, dtype=np.float64).reshape(-1, 6).T
     task, kind, gpus, nodes = table[:4].astype(np.int64)
     starts = np.array(start, dtype=np.int64)
-    return Options(tasks, starts, task, kind, gpus, nodes, goodput=table[4], doubt=table[5], now=held)
+    return Options(
+        tasks, starts, task, kind, gpus, nodes, goodput=table[4], doubt=table[5], now=held, reserved=reserved
+    )
 
 
 def _near_fair(tasks: int, gpus: int) -> int:
@@ -146,12 +197,11 @@ def _rows(
     pool: Pool,
     ladders: Sequence[tuple[int, ...]],
     near: int,
-    closed: Mapping[int, float],
-) -> list[tuple[tuple[int, int, int, float, float], bool]]:
+) -> list[_Row]:
     """(kind, GPUs, nodes, goodput, doubt) of a task, and whether that is what it holds; smallest first."""
     shapes: list[tuple[int, Shape, bool]] = []
     for kind, name in enumerate(pool.kinds):
-        if not demand.runs_on(name) or (not demand.movable and demand.priority <= closed.get(kind, -math.inf)):
+        if not demand.runs_on(name):
             continue
         free = int(pool.free[kind])
         gpus = _sizes_of(demand.min_gpus, demand.max_gpus, demand.sizes, ladders[kind], free, near)
@@ -165,14 +215,22 @@ def _rows(
     return _believed(demand, shapes)
 
 
-def _believed(
-    demand: Demand, shapes: list[tuple[int, Shape, bool]]
-) -> list[tuple[tuple[int, int, int, float, float], bool]]:
+def _unreserved(demand: Demand, rows: list[_Row], reserved: Mapping[int, Reservation]) -> list[_Row]:
+    if demand.movable or not reserved:
+        return rows
+    return [
+        one
+        for one in rows
+        if one[0][0] not in reserved or reserved[one[0][0]].allows(demand, gpus=one[0][1], goodput=one[0][3])
+    ]
+
+
+def _believed(demand: Demand, shapes: list[tuple[int, Shape, bool]]) -> list[_Row]:
     found = []
     broken = []
     known = 0
     for kind, shape, is_now in shapes:
-        goodput, doubt = _asked(demand, shape)
+        goodput, doubt = asked(demand, shape)
         if math.isnan(goodput):
             broken.append((kind, shape, is_now))
         elif goodput > 0.0:
@@ -185,7 +243,7 @@ def _believed(
     return _sublinear(found)
 
 
-def _asked(demand: Demand, shape: Shape) -> tuple[float, float]:
+def asked(demand: Demand, shape: Shape) -> tuple[float, float]:
     """Goodput (NaN for what makes no sense) and doubt of a shape."""
     try:
         goodput, doubt = float(demand.speed.goodput(shape)), float(demand.speed.doubt(shape))
@@ -193,12 +251,12 @@ def _asked(demand: Demand, shape: Shape) -> tuple[float, float]:
         return math.nan, 1.0
     if not math.isfinite(goodput) or goodput < 0.0:
         return math.nan, 1.0
-    return goodput, doubt if math.isfinite(doubt) and doubt >= 0.0 else 1.0
+    return sound(goodput), doubt if math.isfinite(doubt) and doubt >= 0.0 else 1.0
 
 
 def _sublinear(
-    found: list[tuple[tuple[int, int, int, float, float], bool]],
-) -> list[tuple[tuple[int, int, int, float, float], bool]]:
+    found: list[_Row],
+) -> list[_Row]:
     """With no step up by more than the GPUs that are added explain: one absurd figure must not draw all GPUs."""
     smallest: dict[int, tuple[int, float]] = {}
     believed = []

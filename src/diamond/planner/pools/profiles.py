@@ -35,7 +35,8 @@ LOW, HIGH = 0.1, 0.9
 # Of a task that outlasts all others by far: then some of what is done is assumed to be left.
 MOST_PASSED = 0.999
 LEAST_LEFT = 0.05
-MOST_WORK = 1e18
+LEAST_WORK, MOST_WORK = 1e-18, 1e18
+LARGEST_LOG = math.log(MOST_WORK) + 10.0  # of what a task may take: tasks whose work lies far apart suggest anything
 
 
 class Past(NamedTuple):
@@ -85,10 +86,11 @@ class Prior:
         if self.log_work is None:
             return None
         normal = statistics.NormalDist(self.log_work, self.work_sd)
-        done = max(0.0, done) if math.isfinite(done) else 0.0
+        done = min(max(0.0, done), MOST_WORK) if math.isfinite(done) else 0.0
         passed = min(normal.cdf(math.log(done)), MOST_PASSED) if done > 0.0 else 0.0
         low, middle, high = (
-            math.exp(normal.inv_cdf(passed + share * (1.0 - passed))) - done for share in (LOW, 0.5, HIGH)
+            math.exp(min(normal.inv_cdf(passed + share * (1.0 - passed)), LARGEST_LOG)) - done
+            for share in (LOW, 0.5, HIGH)
         )
         least = LEAST_LEFT * done
         return Work(max(middle, least), max(low, 0.0), max(high, middle, least))
@@ -188,15 +190,15 @@ def _past(data: Sequence[Any]) -> Past:
         Merged(Shape(*shape), per_gpu, _time(pass_s), _time(step_s), repeats)
         for shape, per_gpu, pass_s, step_s, repeats in times
     ]
-    return Past(tuple(read), tuple(noise), total_work, restart_s)
+    return Past(tuple(read), tuple(noise), _positive(total_work), _positive(restart_s))
 
 
 def _positive(value: float | None) -> float | None:
-    return float(value) if value is not None and 0.0 < value < MOST_WORK else None
+    return float(value) if value is not None and LEAST_WORK < value < MOST_WORK else None
 
 
 def _tenth(share: float) -> int:
-    return min(TENTHS - 1, max(0, int(share * TENTHS))) if math.isfinite(share) else 0
+    return min(TENTHS - 1, int(min(max(share, 0.0), 1.0) * TENTHS)) if math.isfinite(share) else 0
 
 
 def _by_tenths(noise_by_progress: Iterable[tuple[float, Noise]]) -> tuple[float | None, ...]:

@@ -153,23 +153,41 @@ def faults(snapshot: Snapshot, decision: Decision) -> list[str]:
     """What is wrong with a decision, in words; nothing, for one that can be carried out."""
     found = [*_overbooked(snapshot, decision.placed.items())]
     held: dict[str, int] = {}
+    stays = _immovable(snapshot)
     for demand in snapshot.demands:
         if demand.id not in decision.reasons:
             found.append(f"{demand.id}: no reason is given")
         placement = decision.placed.get(demand.id, ())
         if placement:
-            found += _unfit(snapshot, demand, placement)
+            found += _unfit(snapshot, demand, placement) if placement != stays.get(demand.id) else []
             held[demand.owner] = held.get(demand.owner, 0) + sum(gpus for _, gpus in placement)
-        now = snapshot.placed.get(demand.id, ())
-        if not demand.movable and snapshot.shape_of(now) is not None and placement != now:
+        if placement != stays.get(demand.id, placement):
             found.append(f"{demand.id}: cannot be moved, and was")
     found += [
         f"{owner or 'nobody'}: {gpus} GPUs, of {snapshot.quotas[owner]} that are allowed"
         for owner, gpus in sorted(held.items())
-        if gpus > max(snapshot.quotas.get(owner, gpus), _kept(snapshot, owner))
+        if owner in snapshot.quotas and gpus > max(snapshot.quotas[owner], _kept(snapshot, owner))
     ]
     known = {demand.id for demand in snapshot.demands}
     return found + [f"{name}: unknown" for name in sorted(set(decision.placed) - known)]
+
+
+def _immovable(snapshot: Snapshot) -> dict[str, Placement]:
+    """What tasks that cannot be moved hold, also where their own bounds were changed since.
+
+    Not what cannot be held any more, as its nodes are gone or have fewer GPUs now: these tasks have ended.
+    """
+    left = {node.name: node.gpus for node in snapshot.nodes}
+    found: dict[str, Placement] = {}
+    held = (one.id for one in snapshot.demands if not one.movable and one.id in snapshot.placed)
+    for name in sorted(held):
+        placement = snapshot.placed[name]
+        once = len(dict(placement)) == len(placement)
+        if snapshot.shape_of(placement) is None or not once or any(not 1 <= gpus <= left[n] for n, gpus in placement):
+            continue
+        found[name] = placement
+        left.update({node: left[node] - gpus for node, gpus in placement})
+    return found
 
 
 def _kept(snapshot: Snapshot, owner: str) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diamond.planner.pools.options import Floats, Options
+from diamond.planner.pools.options import Floats, Ints, Options
+from diamond.planner.pools.policies.ledger import LEAST, LONGEST_S
 from diamond.planner.pools.snapshot import Demand, Snapshot
 
 # Standard deviations between `low` and `high` of what is left, which hold it mostly.
@@ -93,24 +94,27 @@ def worth(snapshot: Snapshot, table: Options, gpus: int, taste: Taste) -> Worth:
 def _smallest(table: Options) -> tuple[Floats, Floats]:
     """By task, goodput on its smallest number of GPUs (of the slowest kind), and that number."""
     goodput, gpus = np.ones(len(table.tasks)), np.ones(len(table.tasks))
-    for task in range(len(table.tasks)):
-        rows = table.rows(task)
-        if rows:
-            gpus[task] = table.gpus[rows[0]]
-            goodput[task] = min(table.goodput[row] for row in rows if table.gpus[row] == gpus[task])
+    some, first = _first_rows(table)
+    if len(some):
+        gpus[some] = table.gpus[first]
+        goodput[some] = np.minimum.reduceat(np.where(table.gpus == gpus[table.task], table.goodput, np.inf), first)
     return goodput, gpus
+
+
+def _first_rows(table: Options) -> tuple[Ints, Ints]:
+    """Tasks that have rows, and the first row of each."""
+    some = np.flatnonzero(np.diff(table.start) > 0)
+    return some, table.start[some]
 
 
 def _at_fair_share(table: Options, gpus: int) -> Floats:
     """By task, goodput on an equal part of the pool, or on its smallest share for a part of the time."""
     share = gpus / max(len(table.tasks), 1)
     fair = np.ones(len(table.tasks))
-    for task in range(len(table.tasks)):
-        rows = table.rows(task)
-        if rows:
-            within = [table.goodput[row] for row in rows if table.gpus[row] <= share]
-            first = rows[0]
-            fair[task] = max(within) if within else table.goodput[first] * share / table.gpus[first]
+    some, first = _first_rows(table)
+    if len(some):
+        within = np.maximum.reduceat(np.where(table.gpus <= share, table.goodput, -1.0), first)
+        fair[some] = np.where(within >= 0.0, within, table.goodput[first] * share / table.gpus[first])
     return np.maximum(fair, 1e-300)
 
 
@@ -129,10 +133,8 @@ def _hoped_for(table: Options, taste: Taste) -> Floats:
 def _added_doubt(table: Options) -> Floats:
     """Doubt beyond that of what a task has, or of its smallest share."""
     known = np.zeros(len(table.tasks))
-    for task in range(len(table.tasks)):
-        rows = table.rows(task)
-        if rows:
-            known[task] = table.doubt[table.now[task] if table.now[task] >= 0 else rows[0]]
+    some, first = _first_rows(table)
+    known[some] = table.doubt[np.where(table.now[some] >= 0, table.now[some], first)]
     return np.clip(table.doubt - known[table.task], 0.0, 3.0)
 
 
@@ -221,7 +223,7 @@ def _capped_by_load(table: Options, value: Floats, taste: Taste) -> Floats:
 
 def needed_for_load(demand: Demand, taste: Taste) -> float:
     load = 0.0 if demand.load is None or not np.isfinite(demand.load) else max(demand.load, 0.0)
-    return load * (1.0 + taste.headroom)
+    return load * (1.0 + taste.headroom) if load >= LEAST else 0.0
 
 
 def _with_restarts(snapshot: Snapshot, table: Options, value: Floats, taste: Taste) -> Floats:
@@ -245,7 +247,7 @@ def _with_restarts(snapshot: Snapshot, table: Options, value: Floats, taste: Tas
 
 def _age_s(snapshot: Snapshot, demand: Demand) -> float:
     age = snapshot.now - demand.submitted_at
-    return age if np.isfinite(age) and age > 0.0 else 0.0
+    return min(age, LONGEST_S) if age > 0.0 else 0.0
 
 
 def restart_of(demand: Demand) -> float:

@@ -18,6 +18,8 @@ from diamond.server.api import (
     metrics,
     notices,
     outputs,
+    pool_records,
+    pools,
     projects,
     quotas,
     secrets,
@@ -38,6 +40,8 @@ ROUTERS = (
     outputs.router,
     events.router,
     endpoints.router,
+    pool_records.router,  # before pools: their names may have slashes in them
+    pools.router,
     projects.router,
     enrolment.router,
     accounts.router,

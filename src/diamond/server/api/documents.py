@@ -27,6 +27,7 @@ _TAGS = [
     {"name": "outputs", "description": "Files a task left behind."},
     {"name": "events", "description": "What happened, in order, by cursor or as a live stream."},
     {"name": "endpoints", "description": "Clusters and machines that agents speak for."},
+    {"name": "pools", "description": "Nodes that are held, inside of which tasks get the share they can use."},
     {"name": "enrolment", "description": "How an agent comes to speak for an endpoint, and changes its token."},
     {"name": "accounts", "description": "Your own account, and how people come in."},
     {"name": "users", "description": "Other people's accounts, for administrators; and invitations."},

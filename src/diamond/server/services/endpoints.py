@@ -25,6 +25,7 @@ from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
 from diamond.server.store.identity_models import EndpointShareRow, ProjectRow
 from diamond.server.store.models import EndpointRow, JobRow, ReplicaRow, TaskRow, UserRow
+from diamond.server.store.pool_models import PoolRow
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_QUEUE = 1000
@@ -106,7 +107,7 @@ def remove(ctx: Context, user_id: str, name: str, *, force: bool = False) -> int
             )
         now = ctx.clock()
         enrolment.withdraw(session, row, now)
-        topics = {"planning", "events", f"endpoint:{row.id}"}
+        topics = {"planning", "pools", "events", f"endpoint:{row.id}"}
         for job in jobs:
             task = session.get_one(TaskRow, job.task_id, options=[undefer(TaskRow.spec)])
             job.state, job.reason, job.ended_at = JobState.FAILED.value, Reason.LOST.value, now
@@ -117,6 +118,9 @@ def remove(ctx: Context, user_id: str, name: str, *, force: bool = False) -> int
             sa.update(ReplicaRow)
             .where(ReplicaRow.endpoint_id == row.id, ReplicaRow.state == ReplicaState.READY.value)
             .values(state=ReplicaState.GONE.value, settled_at=now, detail=f"its endpoint {name} was removed")
+        )
+        session.execute(
+            sa.update(PoolRow).where(PoolRow.endpoint_id == row.id, PoolRow.closed_at.is_(None)).values(closed_at=now)
         )
         record_event(
             session, at=now, kind="endpoint.removed", owner_id=user_id, endpoint_id=row.id, data={"name": name}

@@ -52,17 +52,15 @@ def wanted_nodes(state: State, slots: int) -> int:
     return min(max(nodes, state.spec.least_nodes), state.spec.most_nodes)
 
 
-def ask_for(ctx: Context, session: Session, pool: PoolRow, spec: PoolSpec) -> TaskRow:
-    """One pilot more. It is still to be placed."""
-    now = ctx.clock()
-    order = PilotOrder(pool_id=pool.id, slots=spec.slots_per_node, cpus=_cpus(spec), has_gpus=spec.has_gpus)
+def task_spec(spec: PoolSpec) -> TaskSpec:
+    """What a pilot of the pool asks for: the share of a node that the pool uses."""
     needs = Resources(
         infra=spec.endpoint,
         accelerators=spec.accelerators,
         cpus=str(_cpus(spec) * spec.slots_per_node),
         memory=_memory(spec),
     )
-    asked = TaskSpec(
+    return TaskSpec(
         name=f"pilot of {spec.name}"[:128],
         run="# Diamond itself: holds a node of a pool",
         ranks_per_node=0,
@@ -71,6 +69,13 @@ def ask_for(ctx: Context, session: Session, pool: PoolRow, spec: PoolSpec) -> Ta
         max_duration=spec.walltime,
         slurm=spec.slurm,
     )
+
+
+def ask_for(ctx: Context, session: Session, pool: PoolRow, spec: PoolSpec) -> TaskRow:
+    """One pilot more. It is still to be placed."""
+    now = ctx.clock()
+    order = PilotOrder(pool_id=pool.id, slots=spec.slots_per_node, cpus=_cpus(spec), has_gpus=spec.has_gpus)
+    asked = task_spec(spec)
     task = TaskRow(
         id=new_id("tsk"),
         owner_id=pool.owner_id,

@@ -125,16 +125,18 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
 def bounds(pool: PoolSpec, spec: TaskSpec, known: Known, prior: Prior | None) -> tuple[int, int]:
     """At least and at most so many slots.
 
-    Who says nothing may have as many as the pool has; yet before anything is known of it no more than a node, and no
-    more than twice of what it was measured on, so that a guess is not expensive.
+    Who says nothing begins with one: it may be a script that several ranks would only repeat. Once it has measured
+    itself it may have more, up to twice of what it was measured on or a node, so that a guess is not expensive; where
+    tasks like it have been measured, as many as the pool has.
     """
     most = pool.slots_per_node * pool.most_nodes
     asked = spec.resources.range
     low = pools.least(spec)
     if asked is None and spec.num_nodes == 1 and spec.ranks_per_node == 1:
+        if prior is not None and prior.times is not None:
+            return 1, most
         tried = max((window.slots for window in known.windows), default=0)
-        high = most if prior is not None and prior.times is not None else max(pool.slots_per_node, 2 * tried)
-        return 1, min(high, most)
+        return 1, min(max(pool.slots_per_node, 2 * tried), most) if tried else 1
     if not spec.resources.is_elastic:
         return low, low
     assert asked is not None

@@ -165,9 +165,16 @@ def _kept(fresh: Round, decision: Decision, now: float) -> dict[str, Any]:
         "about": about,
         "nodes": about[0],
         "placed": {name: [list(one) for one in placement] for name, placement in decision.placed.items()},
-        "reasons": dict(decision.reasons),
+        "reasons": {name: _in_slots(fresh, reason) for name, reason in decision.reasons.items()},
         "estimates": estimates,
     }
+
+
+def _in_slots(fresh: Round, reason: str) -> str:
+    """The planner speaks of GPUs; not every pool has any."""
+    if fresh.state.spec.has_gpus:
+        return reason
+    return reason.replace(" of cpu", "").replace("GPUs", "slots").replace("GPU", "slot")
 
 
 def _shape(kind: str, placement: Placement) -> Shape:

@@ -15,7 +15,8 @@ from diamond.core.ids import is_id, new_id
 from diamond.core.pools import Pool, PoolSpec
 from diamond.core.projects import Role
 from diamond.core.tasks import TaskSpec
-from diamond.server.services import access, audit, pool_views, projects, snapshots
+from diamond.planner.placement import place
+from diamond.server.services import access, audit, pilots, pool_views, projects, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow, TaskRow
@@ -37,6 +38,7 @@ def create(ctx: Context, user_id: str, raw: object) -> Pool:
     with ctx.db.write() as session:
         project = projects.resolve(session, user_id, spec.project)
         endpoint = _endpoint(session, user_id, project, spec)
+        _check_nodes(ctx, endpoint, spec)
         mine = list(session.scalars(sa.select(PoolRow).where(PoolRow.owner_id == user_id, PoolRow.closed_at.is_(None))))
         if any(row.name == spec.name for row in mine):
             raise Conflict(f"there is a pool {spec.name!r} already", hint="choose another name", field="name")
@@ -94,7 +96,10 @@ def change(ctx: Context, user_id: str, ref: str, changes: Mapping[str, Any]) -> 
         )
     with ctx.db.write() as session:
         row = _managed(session, user_id, ref)
+        if row.closed_at is not None:
+            raise Conflict(f"pool {row.name!r} is closed", hint="make another")
         spec = PoolSpec.parse({**_written(row), **changes})
+        _check_nodes(ctx, session.get_one(EndpointRow, row.endpoint_id), spec)
         row.spec = encode(spec)
         audit.record(
             session, ctx.clock(), "pool.changed", row.id, name=row.name, **{k: str(changes[k]) for k in changes}
@@ -218,13 +223,27 @@ def _endpoint(session: Session, user_id: str, project: ProjectRow, spec: PoolSpe
             hint="update it (an older version knows none), or set allow_pools = true in its policy.toml",
             field="endpoint",
         )
+    return found
+
+
+def _check_nodes(ctx: Context, endpoint: EndpointRow, spec: PoolSpec) -> None:
+    """Refuse what no node of the endpoint can hold; one whose agent has not spoken yet may have any."""
+    facts = snapshots.facts_of(endpoint)
     if facts is not None and facts.scheduler == "local" and spec.most_nodes > 1:
         raise InvalidInput(
-            f"{found.name} is one machine",
+            f"{endpoint.name} is one machine",
             hint="give nodes: 1 there, with as many slots as it should have",
             field="nodes",
         )
-    return found
+    placement = place(pilots.task_spec(spec), [snapshots.candidate(ctx, endpoint)])
+    obstacle = placement.obstacles.get(endpoint.name)
+    if placement.endpoint is None and obstacle is not None:
+        field = obstacle.field.removeprefix("resources.").replace("max_duration", "walltime")
+        raise InvalidInput(
+            f"endpoint {endpoint.name} cannot hold it: {obstacle.text}",
+            hint="a pilot asks for all slots of a node together",
+            field=field if field in PoolSpec.__dataclass_fields__ else "endpoint",
+        )
 
 
 def _check_may_use(session: Session, user_id: str, project_id: str | None, row: PoolRow) -> None:

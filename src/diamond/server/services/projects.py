@@ -22,6 +22,7 @@ from diamond.server.services.allowances import refusal
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import EndpointShareRow, MemberRow, ProjectRow, SecretRow
 from diamond.server.store.models import EndpointRow, ImageRow, TaskRow, TemplateRow, UserRow
+from diamond.server.store.pool_models import PoolRow
 
 MAX_TITLE = 200
 _FINAL = [state.value for state in FINAL_TASK_STATES]
@@ -423,12 +424,13 @@ def remove(ctx: Context, user_id: str, name: str) -> int:
                 hint=f"stop them or wait for them: diamond ps --project {name}",
             )
         moved = _send_home(session, row, now)
-        session.execute(sa.delete(EndpointShareRow).where(EndpointShareRow.project_id == row.id))
-        session.execute(sa.delete(MemberRow).where(MemberRow.project_id == row.id))
+        for table in (EndpointShareRow, MemberRow):
+            session.execute(sa.delete(table).where(table.project_id == row.id))
+        session.execute(sa.update(PoolRow).where(PoolRow.project_id == row.id).values(closed_at=now))
         session.execute(sa.delete(SecretRow).where(SecretRow.kind == "project", SecretRow.subject_id == row.id))
         audit.record(session, now, "project.removed", row.id, name=name, objects=moved)
         row.name, row.removed_at = f"{name} ({row.id})", now  # the name is free again
-    ctx.hub.notify("planning", "events")
+    ctx.hub.notify("planning", "pools", "events")
     return moved
 
 
@@ -442,9 +444,6 @@ def _send_home(session: Session, row: ProjectRow, now: float) -> int:
             hidden = sa.case(
                 (model.visibility == Visibility.PROJECT.value, Visibility.PRIVATE.value), else_=model.visibility
             )
-            done = session.execute(
-                theirs.values(project_id=home.id, visibility=hidden).returning(model.id),
-                execution_options={"synchronize_session": False},
-            )
-            moved += len(done.all())
+            changed = theirs.values(project_id=home.id, visibility=hidden).returning(model.id)
+            moved += len(session.execute(changed, execution_options={"synchronize_session": False}).all())
     return moved

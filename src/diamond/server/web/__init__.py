@@ -19,6 +19,7 @@ from diamond.server.web import (
     limits,
     live,
     pages,
+    pools,
     settings,
     settings_keeping,
     settings_projects,
@@ -46,6 +47,7 @@ PAGES = (
     image_exchange.router,  # before images: /images/import is no image
     image_pages.router,
     images.router,
+    pools.router,
     settings.router,
     settings_keeping.router,
     settings_projects.router,

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from diamond.core.bundles import BundleFile
 from diamond.core.durations import format_duration
 from diamond.core.errors import DiamondError, InvalidInput, TooLarge
+from diamond.core.fields import MAX_NAME
 from diamond.core.sbatch.importing import Note, import_sbatch
 from diamond.core.tasks import TaskSpec
 from diamond.server.auth import SAFE_METHODS
@@ -87,8 +88,10 @@ def compose_page(request: Request, who: Visitor) -> Response:
         return _show(request, who, Desk(sheet=Sheet.of_text(templates.get(ctx, who.user_id, ref).text)))
     place = asked.get("endpoint", "")[:100]
     image = asked.get("image", "")[:200]
+    pool = asked.get("pool", "").strip()[:MAX_NAME]
     resources = {key: value for key, value in (("infra", place), ("image_id", image)) if value}
-    return _show(request, who, Desk(sheet=Sheet.of_fields({"resources": resources} if resources else {})))
+    fields = {key: value for key, value in (("pool", pool), ("resources", resources)) if value}
+    return _show(request, who, Desk(sheet=Sheet.of_fields(fields)))
 
 
 @router.post("/compose", dependencies=LARGE)
@@ -240,14 +243,18 @@ def _plan(ctx: Context, user_id: str, raw: dict[str, Any]) -> dict[str, Any]:
     seconds = spec.max_duration or plan["time_limit_s"]
     nodes, gpus = spec.num_nodes, spec.num_nodes * spec.resources.gpus
     cost = "unknown: neither the task nor the endpoint limits its time"
-    if seconds:
+    if spec.pool is not None:
+        cost = "none beside the pool's own nodes, which it shares with other tasks"
+    elif seconds:
         cost = f"at most {_hours(nodes * seconds, 'node-hour')}"
         cost += f" and {_hours(gpus * seconds, 'GPU-hour')}" if gpus else ""
         cost += f" ({nodes} node{'s' if nodes > 1 else ''} for {format_duration(seconds)})"
     return {
         **plan,
         "cost": cost,
-        "start": offering.start_words(ctx, user_id, plan["endpoint"]),
+        "start": "as soon as the pool has room for it"
+        if spec.pool is not None
+        else offering.start_words(ctx, user_id, plan["endpoint"]),
         "standing": offering.standing(ctx, user_id, spec.project or ""),
     }
 

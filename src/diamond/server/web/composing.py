@@ -28,6 +28,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "name": ("name",),
     "project": ("project",),
     "endpoint": ("resources", "infra"),
+    "pool": ("pool",),
+    "size": ("resources", "slots"),
     "partition": ("slurm", "partition"),
     "num_nodes": ("num_nodes",),
     "cpus": ("resources", "cpus"),

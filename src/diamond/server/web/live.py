@@ -14,7 +14,7 @@ from starlette.responses import Response
 from diamond.core.errors import InvalidInput
 from diamond.server import sse
 from diamond.server.runtime import Runtime
-from diamond.server.services import attempts, events, images
+from diamond.server.services import attempts, events, images, pools
 from diamond.server.services.context import Context
 from diamond.server.web.forms import Visitor
 from diamond.server.web.pages import page_router
@@ -35,7 +35,7 @@ async def live(
     """Server-sent events: `hello`, then `change` whenever something the page shows may have changed: at once, if it
     did since the page was `made`.
 
-    Topics: `events` (whatever is mine), `task:ID`, `image:ID`.
+    Topics: `events` (whatever is mine), `task:ID`, `image:ID`, `pools`, `pool:ID`.
     """
     server: Runtime = request.app.state.runtime
     assert who.user_id is not None
@@ -56,9 +56,16 @@ def _checked(ctx: Context, user_id: str, asked: list[str]) -> list[str]:
             found.append(topic)
         elif kind == "image":
             found.append(f"image:{images.get(ctx, user_id, key).id}")
+        elif topic == "pools":
+            found.append(topic)
+        elif kind == "pool":
+            with ctx.db.read() as session:
+                found.append(f"pool:{pools.find(session, user_id, key).id}")
         else:
             raise InvalidInput(
-                f"{topic[:60]!r} is nothing to wait for", hint="events, task:ID or image:ID", field="topic"
+                f"{topic[:60]!r} is nothing to wait for",
+                hint="events, task:ID, image:ID, pools or pool:ID",
+                field="topic",
             )
     return found
 

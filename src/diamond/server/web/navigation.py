@@ -26,6 +26,7 @@ PLACES = (
     Place("Job Composer", "/compose", "compose", "web#job-composer"),
     Place("Compare", "/compare", "compare", "web#compare"),
     Place("Endpoints", "/endpoints", "endpoint", "web#endpoints"),
+    Place("Pools", "/pools", "pool", "web#pools"),
     Place("Image Builder", "/image-builder", "build", "web#image-builder"),
     Place("Image Manager", "/images", "image", "web#image-manager"),
     Place("Users", "/users", "people", "web#users", admin=True),

@@ -10,7 +10,7 @@ from diamond.core.durations import format_duration
 from diamond.core.endpoints import Endpoint, EndpointFacts, Partition
 from diamond.core.projects import Role
 from diamond.core.quotas import Quota, shown
-from diamond.server.services import endpoints, images, projects, quotas, secrets
+from diamond.server.services import endpoints, images, pools, projects, quotas, secrets
 from diamond.server.services.context import Context
 
 _MOST_IMAGES = 200
@@ -31,6 +31,7 @@ class Offers:
     chosen: Endpoint | None = None
     is_slurm: bool = False
     partitions: list[tuple[str, str]] = field(default_factory=list)
+    pools: list[tuple[str, str]] = field(default_factory=list)
     gpu_types: list[tuple[str, str]] = field(default_factory=list)
     accounts: list[tuple[str, str]] = field(default_factory=list)
     qos: list[tuple[str, str]] = field(default_factory=list)
@@ -52,6 +53,7 @@ def offers(ctx: Context, user_id: str, values: Mapping[str, str], *, multi_user:
         chosen=chosen,
         is_slurm=any(one.facts.scheduler == "slurm" for one in known if one.facts and chosen in (None, one)),
         gpu_types=_gpu_types(known if chosen is None else [chosen]),
+        pools=_pools(ctx, user_id),
         secrets=[secret.name for secret in secrets.list_secrets(ctx, user_id)],
     )
     if facts is not None:
@@ -85,6 +87,16 @@ def offers(ctx: Context, user_id: str, values: Mapping[str, str], *, multi_user:
 def _endpoint_words(one: Endpoint) -> str:
     kind = one.facts.scheduler if one.facts else "not connected yet"
     return f"{one.name} ({kind}{'' if one.online else ', away'})"
+
+
+def _pools(ctx: Context, user_id: str) -> list[tuple[str, str]]:
+    """One's own by name; others' too, by id where that name is taken."""
+    found: dict[str, str] = {}
+    for one in sorted(pools.list_pools(ctx, user_id), key=lambda pool: not pool.is_mine):
+        whose = "" if one.is_mine else f", {one.owner}'s"
+        words = f"{one.name} ({one.endpoint}, {one.slots - one.used} of {one.slots} slots free{whose})"
+        found[one.id if one.name in found else one.name] = words
+    return list(found.items())
 
 
 def _partition_words(one: Partition) -> str:

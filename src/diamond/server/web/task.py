@@ -11,9 +11,9 @@ from starlette.responses import Response
 from diamond.core import training_words
 from diamond.core.errors import DiamondError, InvalidInput
 from diamond.core.projects import Visibility
-from diamond.server.services import events, ownership, reruns, task_details, task_lists, tasks
+from diamond.server.services import events, ownership, pool_history, reruns, task_details, task_lists, tasks
 from diamond.server.services.identity import Identity
-from diamond.server.web import curves, task_words, training
+from diamond.server.web import curves, pool_words, task_words, training
 from diamond.server.web.forms import Fields, Visitor, by_field
 from diamond.server.web.pages import PART_HEADER, ctx_of, page_router, show, to
 from diamond.server.web.task_log import log_end
@@ -68,6 +68,8 @@ def _page(request: Request, who: Identity, task_id: str, *, status: int = 200, *
         curve_values=curves.last_values(ctx, task),
         trained=training.panel(ctx, who.user_id, task_id),
         words=training_words,
+        in_pool=pool_history.of_task(ctx, who.user_id, task_id),
+        pool_words=pool_words,
         now=now,
         **values,
     )

@@ -138,6 +138,10 @@ def _step(kind: str, data: dict[str, Any]) -> tuple[str, str, str]:
         return f"Seen by: {data.get('visibility', '')}{where}", "", "ended"
     if kind == "task.moved":
         return f"Moved to {data.get('endpoint') or 'another endpoint'}", str(data.get("detail") or ""), "waiting"
+    if kind == "task.resizing":
+        before, after = data.get("from"), data.get("to")
+        then = f"it goes on with {after} slots instead of {before}" if after else "it waits until there is room again"
+        return "Saves its state, to go on elsewhere in the pool", sentence(then), "running"
     if kind == "task.image":
         words = [str(data[key]) for key in ("name", "detail", "how") if data.get(key)]
         return "Its image", _sentences(words), "waiting"

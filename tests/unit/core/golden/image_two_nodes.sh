@@ -53,4 +53,4 @@ trap 'warned=1; : > warning' USR1
 if [[ -n $warned ]]; then (sleep 2; warned=1; : > warning) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
-finish run "$((again == 127 ? code : again))"
+finish run "$((again == 127 || again < 0 ? code : again))"

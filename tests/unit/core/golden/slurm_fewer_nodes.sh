@@ -81,4 +81,4 @@ wait "$child"; again=$?
 # How it ended the first node knows; the others end with it, but for those that are lost.
 for ((waited = 0; waited < 150; waited++)); do kill -0 "${steps[@]:1}" || break; sleep 0.2; done
 kill "${steps[@]:1}"
-finish run "$((again == 127 ? code : again))"
+finish run "$((again == 127 || again < 0 ? code : again))"

@@ -59,4 +59,4 @@ trap 'warn' USR1
 if [[ -n $warned ]]; then (sleep 2; warn) & fi
 while wait "$child"; code=$?; kill -0 "$child"; do :; done
 wait "$child"; again=$?
-finish run "$((again == 127 ? code : again))"
+finish run "$((again == 127 || again < 0 ? code : again))"

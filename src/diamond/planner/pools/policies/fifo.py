@@ -7,7 +7,7 @@ the estimates, enough GPUs are free; later ones may start before it only where t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from diamond.planner.pools.policies.ledger import Ledger, sound
@@ -37,8 +37,13 @@ class Fifo:
         queue = sorted(snapshot.demands, key=lambda one: (-one.priority, one.submitted_at, one.id))
         why = _keep_running(ledger, queue)
         held: _Reservation | None = None
+        stuck: dict[Hashable, str] = {}  # what tasks like one that lacked something will hear, until another one starts
         for demand in queue:
             if demand.id in ledger.wanted or demand.id in ledger.shapes:
+                continue
+            like = ledger.likeness(demand)
+            if like in stuck:
+                why[demand.id] = stuck[like]
                 continue
             size = ledger.asked(demand)
             kinds = ledger.by_speed(demand, size) if size else []
@@ -46,10 +51,11 @@ class Fifo:
             allowed = [kind for kind in fitting if held is None or not _delays(ledger, demand, kind, size, held)]
             if allowed:
                 why.update(_start(ledger, demand, allowed[0], size, held))
+                stuck.clear()
             elif fitting and held is not None:
                 why[demand.id] = f"it would delay {held.task}, which came first"
             else:
-                why[demand.id] = lacking(ledger, demand, size, kinds)
+                why[demand.id] = stuck[like] = lacking(ledger, demand, size, kinds)
                 if held is None and kinds and ledger.quota(demand) >= size:
                     held = _reserve(ledger, demand, kinds, size)
                     why[demand.id] += f"; expected in {minutes(held.after_s)}" if held.after_s < math.inf else ""

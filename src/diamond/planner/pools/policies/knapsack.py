@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 
 class Row(NamedTuple):
-    """Options of one task: numbers of GPUs, in rising order from 0, and what each costs."""
+    """Options of one task: numbers of GPUs, in rising order from 0, and what each costs.
+
+    Those whose cost is no number are not taken.
+    """
 
     sizes: NDArray[np.int64]
     costs: NDArray[np.float64]
@@ -46,7 +49,8 @@ def _solve(rows: Sequence[Row], capacity: int) -> _Solved:
     columns = np.arange(capacity + 1)
     for number, row in enumerate(rows):
         before = columns - row.sizes[:, None]
-        tried = np.where(before >= 0, least[np.maximum(before, 0)] + row.costs[:, None], np.inf)
+        costs = np.where(np.isfinite(row.costs), row.costs, np.inf)
+        tried = np.where(before >= 0, least[np.maximum(before, 0)] + costs[:, None], np.inf)
         picks[number] = np.argmin(tried, axis=0)
         least = tried[picks[number], columns]
     return _Solved(least, picks)

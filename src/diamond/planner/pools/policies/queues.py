@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from diamond.planner.pools.policies.ledger import Ledger
 from diamond.planner.pools.policies.words import gpus, obstacle
@@ -12,14 +12,20 @@ from diamond.planner.pools.snapshot import Demand
 def serve(ledger: Ledger, queue: Iterable[Demand]) -> dict[str, str]:
     """Promises GPUs in the order of the queue; says why to those that got none."""
     why: dict[str, str] = {}
+    stuck: dict[Hashable, str] = {}  # what tasks like one that lacked something will hear, until another one is served
     for demand in queue:
+        like = ledger.likeness(demand)
+        if like in stuck:
+            why[demand.id] = stuck[like]
+            continue
         size = ledger.asked(demand)
         kinds = ledger.by_speed(demand, size) if size else []
         fitting = [kind for kind in kinds if ledger.room(demand, kind) >= size]
         if fitting:
             ledger.take(demand, fitting[0], size)
+            stuck.clear()
         else:
-            why[demand.id] = lacking(ledger, demand, size, kinds)
+            why[demand.id] = stuck[like] = lacking(ledger, demand, size, kinds)
     return why
 
 

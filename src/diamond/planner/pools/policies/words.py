@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from diamond.planner.pools.policies.ledger import Ledger, smallest, sound
+from diamond.planner.pools.policies.ledger import Ledger, rate, smallest
 from diamond.planner.pools.snapshot import Decision, Demand, Placement, Shape
+
+CENTURY_S = 100 * 365.25 * 86_400
 
 
 def decide(ledger: Ledger, why: Mapping[str, str], others: str, *, exact: bool = True, hold: bool = False) -> Decision:
@@ -35,7 +37,9 @@ def gpus(number: int, kind: str = "") -> str:
 def minutes(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < CENTURY_S:
+        return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return "more than a hundred years"
 
 
 def _served(ledger: Ledger, demand: Demand, placement: Placement, why: str) -> str:
@@ -59,7 +63,7 @@ def _change(old: Shape, new: Shape) -> str:
 
 
 def _gain(demand: Demand, old: Shape, new: Shape) -> str:
-    before, after = sound(demand.speed.goodput(old)), sound(demand.speed.goodput(new))
+    before, after = rate(demand, old), rate(demand, new)
     return f": {after / before:.2g} times its goodput" if before and after else ""
 
 

@@ -121,6 +121,7 @@ class _Replay:
         self._quotas = quotas
         self._coming = list(reversed(arrivals))
         self._active: dict[str, Running] = {}
+        self._unstarted: dict[str, Demand] = {}
         self._finished: list[Running] = []
         self._timeline: list[Placed] = []
         self._decisions_s: list[float] = []
@@ -238,11 +239,20 @@ class _Replay:
         return Snapshot(
             now=now,
             nodes=tuple(node for node in self._nodes if node.name not in gone),
-            demands=tuple(self._demand(task) for task in self._active.values()),
+            demands=tuple(self._demand_of(task) for task in self._active.values()),
             placed={name: task.placement for name, task in self._active.items() if task.placement},
             quotas=self._quotas,
             seconds=self._settings.decision_s,
         )
+
+    def _demand_of(self, task: Running) -> Demand:
+        """What is recorded as a whole does not change while it waits."""
+        if not task.arrival.recorded or task.starts:
+            return self._demand(task)
+        name = task.arrival.name
+        if name not in self._unstarted:
+            self._unstarted[name] = self._demand(task)
+        return self._unstarted[name]
 
     def _demand(self, task: Running) -> Demand:
         fewest, most = task.told.gpus()
@@ -320,6 +330,7 @@ class _Replay:
         """Those that are done leave, and what they measured stays."""
         for name in [name for name, task in self._active.items() if task.ended_at is not None]:
             task = self._active.pop(name)
+            self._unstarted.pop(name, None)
             self._finished.append(task)
             self._timeline.append(Placed(float(task.ended_at or 0.0), name, ()))
             if isinstance(task.told, Learnt):

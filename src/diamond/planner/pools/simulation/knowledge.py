@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -109,7 +110,7 @@ class Stated:
         self.usual_restart_s: float | None = 0.0
         self._gpus = gpus
         self._limit_s = limit_s
-        self._speed = OneSize(gpus)
+        self._speed = one_size(gpus)
 
     def saw(self, epoch: int, gpu_type: str, counts: Counts, batch: Batch, pace: float) -> None:
         """Nothing that would change what its user said."""
@@ -141,6 +142,12 @@ class OneSize:
 
     def doubt(self, shape: Shape) -> float:
         return 0.0
+
+
+@lru_cache(maxsize=4096)
+def one_size(gpus: int) -> OneSize:
+    """The same object for all tasks of a size: policies see at once that they are alike."""
+    return OneSize(gpus)
 
 
 class AtBatch:

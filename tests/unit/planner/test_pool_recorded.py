@@ -1,0 +1,190 @@
+"""Recorded pools: times that are worked out by hand, nodes that come and go, tasks that say nothing, odd records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diamond.core.errors import InvalidInput
+from diamond.core.pool_records import JobRecord, NodeRecord, PoolRecord, TaskRecord, WindowRecord
+from diamond.planner.pools.policies import POLICIES, named
+from diamond.planner.pools.policies.goodput import Goodput
+from diamond.planner.pools.simulation.recorded import node_times, truths
+from diamond.planner.pools.simulation.replaying import replay
+
+BATCH = 64
+STEPS = 400
+
+
+def task(number: int = 1, *, at: float = 0.0, slots: int = 2, step_s: float = 0.5, **more: Any) -> TaskRecord:
+    """Given its slots at once, runs a second later, trains ten seconds after that, and ends three after its last step."""
+    trained_s = STEPS * step_s
+    job = JobRecord(
+        asked_at=at, started_at=at + 1.0, ended_at=at + 14.0 + trained_s, slots=slots, nodes=1, first_at=at + 11.0,
+        first_samples=0.0, told_at=at + 16.0, last_at=at + 11.0 + trained_s / 2, last_samples=BATCH * STEPS / 2,
+        reason="COMPLETED",
+    )  # fmt: skip
+    made = TaskRecord(
+        id=number, least=slots, most=slots, sizes="one", submitted_at=at, ended_at=at + 14.0 + trained_s,
+        state="SUCCEEDED", total_samples=float(BATCH * STEPS), global_batch=BATCH, like=(number,), restart_s=10.0,
+        windows=(WindowRecord(nodes=1, slots=slots, global_batch=BATCH, step_s=step_s),), jobs=(job,),
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+def pool(*tasks: TaskRecord, nodes: tuple[NodeRecord, ...] = (), **more: Any) -> PoolRecord:
+    last = max((one.ended_at or 0.0 for one in tasks), default=0.0)
+    made = PoolRecord(
+        slots_per_node=2,
+        most_nodes=4,
+        recorded_at=last,
+        tasks=tasks,
+        nodes=nodes or (NodeRecord(began_at=0.0, slots=2),),
+    )
+    return replace(made, **more)
+
+
+def test_a_task_alone_takes_just_as_long_again() -> None:
+    found = replay(pool(task()), Goodput())
+    assert found.tasks[0].predicted_s == pytest.approx(214.0)
+    assert (found.recorded_mean_s, found.ratio) == (214.0, pytest.approx(1.0))
+    assert found.predicted_utilisation == pytest.approx(213.0 / 214.0)
+    assert found.recorded_utilisation == pytest.approx(213.0 / 214.0)
+
+
+def test_one_after_the_other_where_both_do_not_fit() -> None:
+    found = replay(pool(task(1), task(2, at=20.0)), Goodput())
+    first, second = found.outcome.tasks
+    assert first.ended_at == pytest.approx(214.0)
+    assert second.started_at == pytest.approx(first.ended_at + 1.0)
+    assert found.tasks[1].predicted_s == pytest.approx(214.0 - 20.0 + 214.0)
+
+
+def test_speeds_are_those_of_jobs_rather_than_of_the_last_window() -> None:
+    made = task()
+    odd = replace(made, windows=(replace(made.windows[0], step_s=5.0),))
+    (truth,) = truths(pool(odd))
+    assert truth.rate(1, 2) == pytest.approx(BATCH / 0.5)
+
+
+def test_sizes_it_never_had_are_filled_in_with_tasks_like_it() -> None:
+    """One that ran on one slot alone, beside one of the same code that was measured on four as well."""
+    small = task(1, slots=1, step_s=1.0, least=1, most=4, sizes="even", like=(7,))
+    known = (WindowRecord(nodes=1, slots=1, global_batch=BATCH, step_s=1.0),)
+    hindered = (*known, WindowRecord(nodes=2, slots=4, global_batch=BATCH, step_s=0.9))
+    rates = []
+    for windows in (known, hindered):
+        other = task(2, slots=1, step_s=1.0, least=1, most=4, sizes="even", like=(7,), windows=windows)
+        rates.append(truths(pool(small, other))[0].rate(2, 4))
+    assert rates[1] == pytest.approx(BATCH / 0.9, rel=0.2) < rates[0]
+
+
+def test_a_task_that_says_nothing_of_itself_lasts_as_long_as_it_did() -> None:
+    silent = replace(task(), windows=(), total_samples=None, restart_s=None)
+    (job,) = silent.jobs
+    silent = replace(silent, jobs=(replace(job, first_at=None, first_samples=None, last_at=None, told_at=None),))
+    assert replay(pool(silent), Goodput()).tasks[0].predicted_s == pytest.approx(214.0)
+
+
+def test_a_lost_node_takes_the_task_back_to_its_last_checkpoint() -> None:
+    nodes = (
+        NodeRecord(began_at=0.0, ended_at=111.0, slots=2, reason="NODE_FAIL"),
+        NodeRecord(began_at=120.0, slots=2),
+    )
+    made = task(saves_s=40.0, ended_at=400.0)
+    (one,) = replay(pool(made, nodes=nodes), Goodput()).outcome.tasks
+    # 100 s of training by then, of which 20 are lost; it begins again a second after the next node came.
+    assert one.ended_at == pytest.approx(120.0 + 1.0 + 10.0 + 120.0 + 3.0)
+    assert one.restarts == 1
+
+
+def test_a_node_that_leaves_is_left_by_those_that_can_move() -> None:
+    nodes = (
+        NodeRecord(began_at=0.0, ended_at=200.0, slots=2, walltime_s=200.0, reason="TIME_LIMIT"),
+        NodeRecord(began_at=130.0, slots=2),
+    )
+    made = task(can_move=True, ended_at=400.0)
+    (one,) = replay(pool(made, nodes=nodes), Goodput()).outcome.tasks
+    leaving_at = 200.0 - 60.0
+    assert node_times(pool(made, nodes=nodes))[0].leaving_at == leaving_at
+    assert one.restarts == 1
+    # Nothing is lost but the way: looked at, stopped (nothing was seen of what that takes), queued, started.
+    assert one.ended_at == pytest.approx(214.0 + 11.0, abs=3.0)
+
+
+def test_nodes_that_were_there_at_the_end_stay() -> None:
+    found = node_times(pool(task(), nodes=(NodeRecord(began_at=0.0, ended_at=300.0, slots=2, reason="CANCELLED"),)))
+    assert (found[0].leaving_at, found[0].lost_at) == (math.inf, math.inf)
+
+
+def test_tasks_that_never_ran_are_left_out_and_unfinished_ones_not_compared() -> None:
+    waiting = replace(task(2), jobs=(), state="PENDING", ended_at=None)
+    running = replace(task(3, at=5.0), state="RUNNING", ended_at=None)
+    found = replay(pool(task(1), waiting, running, recorded_at=220.0), Goodput())
+    assert ([one.task for one in found.tasks], found.left_out, len(found.outcome.tasks)) == ([1], 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (pool(), "tasks"),
+        (pool(replace(task(), jobs=())), "tasks"),
+        (pool(replace(task(), state="FAILED")), "tasks"),
+        (replace(pool(task()), nodes=()), "nodes"),
+    ],
+)
+def test_a_record_that_cannot_be_replayed_is_refused(record: PoolRecord, field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        replay(record, Goodput())
+    assert refused.value.field == field and refused.value.hint
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_finishes_all_tasks(name: str) -> None:
+    free = {"least": 1, "most": 8, "is_free": True, "can_move": True, "sizes": "even"}
+    tasks = [task(number, at=30.0 * number, **(free if number % 2 else {})) for number in range(1, 7)]
+    nodes = tuple(NodeRecord(began_at=float(number), slots=2) for number in range(2))
+    found = replay(pool(*tasks, nodes=nodes), named(name))
+    assert len(found.tasks) == 6 and found.policy == name
+    assert all(one.predicted_s >= 13.0 for one in found.tasks)
+
+
+NUMBERS = st.one_of(st.sampled_from([0.0, 1e-9, 1.0, 1e9, 1e10]), st.floats(0.0, 1e4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_was_recorded_can_be_replayed(data: st.DataObject) -> None:
+    """Times in any order, speeds from nothing to absurd: every task that ran comes to an end."""
+
+    def maybe(values: st.SearchStrategy[float]) -> float | None:
+        return data.draw(st.none() | values)
+
+    tasks = []
+    for number in range(1, data.draw(st.integers(1, 3)) + 1):
+        jobs = tuple(
+            JobRecord(
+                asked_at=data.draw(NUMBERS), started_at=maybe(NUMBERS), ended_at=maybe(NUMBERS),
+                slots=data.draw(st.integers(1, 4)), nodes=data.draw(st.integers(1, 2)), first_at=maybe(NUMBERS),
+                first_samples=maybe(NUMBERS), last_at=maybe(NUMBERS), last_samples=maybe(NUMBERS),
+                told_at=maybe(NUMBERS), reason=data.draw(st.sampled_from(["", "CONTINUED", "NODE_FAIL"])),
+            )
+            for _ in range(data.draw(st.integers(1, 3)))
+        )  # fmt: skip
+        windows = tuple(
+            WindowRecord(nodes=data.draw(st.integers(1, 2)), slots=data.draw(st.integers(1, 4)),
+                         global_batch=data.draw(st.integers(0, 100)), step_s=data.draw(NUMBERS))
+            for _ in range(data.draw(st.integers(0, 2)))
+        )  # fmt: skip
+        total = maybe(st.floats(0.0, 1e6))
+        tasks.append(task(number, jobs=jobs, windows=windows, total_samples=total, least=1, most=2, can_move=True))
+    nodes = (NodeRecord(began_at=data.draw(st.floats(0.0, 1e4)), slots=2),)
+    record = pool(*tasks, nodes=nodes)
+    ran = [one for one in record.tasks if any(job.started_at is not None for job in one.jobs)]
+    if ran:
+        assert len(replay(record, Goodput()).outcome.tasks) == len(ran)
