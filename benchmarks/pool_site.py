@@ -27,10 +27,11 @@ from typing import Any
 
 from benchmarks.harness import Bench, options
 from diamond.core.states import TaskState
+from diamond.planner.pools.policies.goodput import Goodput
+from diamond.planner.pools.simulation.replaying import replay
 from testing import torch_at_site
 from testing.cluster import BINDS, SOURCE, Cluster
 from testing.minihpc import Node, Partition, Site
-from testing.minihpc.slurm_conf import QUICK_NODE_FAIL
 from testing.waiting import eventually
 
 PROGRAM = Path(__file__).parents[1] / "testing" / "elastic.py"
@@ -74,7 +75,6 @@ def site() -> Site:
         "alpha",
         nodes=nodes,
         partitions=[Partition(name="gpu", nodes=everywhere, options=day)],
-        conf=QUICK_NODE_FAIL,
         binds={**BINDS, **torch_at_site.binds(), "/opt/elastic.py": PROGRAM},
         pythons=[torch_at_site.VERSION],
     )
@@ -143,7 +143,8 @@ class Pool:
                         task = client.tasks.get(self._ids[name])
                         if not task.state.is_final:
                             continue
-                        assert task.state is TaskState.SUCCEEDED, (name, task.state, task.reason, task.detail)
+                        said = [(job.state, job.reason, job.detail, job.exit_code) for job in task.jobs]
+                        assert task.state is TaskState.SUCCEEDED, (name, task.detail, said)
                         folder = Path(tempfile.mkdtemp(prefix="diamond-pool-"))
                         client.tasks.download(task.id, folder)
                 except (OSError, ConnectionError):
@@ -169,7 +170,7 @@ class Pool:
 
     def _kill_node(self) -> None:
         self.cluster.site.kill_node("g2")
-        time.sleep(20)
+        time.sleep(45)  # until Slurm has noticed
         self.cluster.site.start_node("g2", wait=False)
         self.cluster.site.run(["scontrol", "update", "NodeName=g2", "State=RESUME"], user="root", check=False)
 
@@ -208,9 +209,7 @@ def furthest(works: list[Work], outcome: Outcome) -> float:
 
 def replayed(outcome: Outcome) -> float:
     """The simulator's mean completion of the recorded run, over what was recorded."""
-    from diamond.planner.pools.simulation import recorded
-
-    return recorded.agreement(outcome.record)
+    return replay(outcome.record, Goodput()).ratio
 
 
 def main() -> int:

@@ -21,7 +21,6 @@ from diamond.server.store.models import JobRow, TaskRow
 from diamond.server.store.pool_models import PoolDecisionRow, PoolRow
 
 MIN = 60.0
-_FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
 
 @dataclass

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
 
+from diamond.optim import measuring, solvers
+from diamond.optim.costs import Block
 from diamond.optim.errors import OptimError
 from diamond.optim.hardware import COLLECTIVES, SOLVERS, Hardware, typical
 from diamond.optim.measuring import latency_and_bandwidth, measure
+from diamond.optim.planning import plan_blocks
 
 
 def made(**changed: object) -> Hardware:
@@ -131,3 +138,29 @@ def test_measuring_this_machine() -> None:
     assert hardware.solve_s(3000, "eigen") > 10 * hardware.solve_s(96, "eigen")
     for dtype in ("float32", "bfloat16"):
         assert 1e-7 < hardware.gemm_s(96, 96, 96, dtype) < 5 and 1e-7 < hardware.gemm_s(96, 96, 4096, dtype) < 5
+
+
+def test_what_loading_a_library_takes_is_not_taken_for_what_solving_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of a solver on a GPU may take longer than all the time there is to measure: a plan then took a
+    thousand times as long for large matrices as they do, from the smallest alone."""
+    loaded: set[str] = set()
+
+    def slow_at_first(matrices: Any, dampings: Any, how: str = "auto", **options: Any) -> list[solvers.Solved]:
+        if how not in loaded:
+            time.sleep(0.3)
+        loaded.add(how)
+        return solvers.inverses(matrices, dampings, how, **options)
+
+    monkeypatch.setattr(measuring, "inverses", slow_at_first)
+    sizes = (16, 64, 160)
+    hardware = measure("cpu", seconds=1.2, sizes=sizes)
+    assert [n for n, _ in hardware.solvers["cholesky"]] == list(sizes)
+    blocks = [Block(f"layer{at}", 160, 160, positions=64) for at in range(4)]
+    predicted = plan_blocks(blocks, hardware=hardware, step_s=1.0, factor_every=1, inverse_every=10)
+    factors = [torch.eye(160) + 0.1 for _ in range(8)]
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        solvers.inverses(factors, [0.01] * 8)
+        took.append(time.perf_counter() - began)
+    assert 1 / 3 < 10 * predicted.components.inverses / statistics.median(took) < 3

@@ -15,12 +15,13 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from diamond.optim import KFAC, OptimError
+from diamond.optim import KFAC, OptimError, stacks
 from diamond.optim.blocks import discover
 from diamond.optim.covered import coverage
 from diamond.optim.keeping import load_sharded, sharded_state
 from diamond.optim.pieces import chosen, filled, grams, left, right
 from diamond.optim.planning import Block, plan_blocks
+from diamond.optim.products import Split, exactly
 from tests.optim.curved import close
 
 DAMPING = 1e-2
@@ -207,3 +208,96 @@ def test_the_report_says_what_is_split() -> None:
 def test_a_largest_that_is_none_is_named(largest: Any) -> None:
     with pytest.raises(OptimError, match=r"largest=.*: give a whole number of at least 1"):
         chosen(discover(nn.Linear(3, 3)), (), largest)
+
+
+# ---- products of half-precision parts ----------------------------------------------------------------------------
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+def test_products_of_halves_are_accurate_enough_for_badly_conditioned_inverses() -> None:
+    """Eigenvalues that fall as 1/i^2, the default damping, gradients that are larger where the curvature is."""
+    dice = torch.Generator().manual_seed(0)
+    copies, n, damping = 2, 100, 1e-4**0.5
+    roots = torch.linalg.qr(torch.randn(copies, n, n, generator=dice, dtype=torch.float64))[0]
+    values = torch.arange(1.0, n + 1, dtype=torch.float64) ** -2
+    values /= values.mean()
+    inverse = (roots * (values + damping).reciprocal() @ roots.mT).float()
+    inverse = (inverse + inverse.mT) / 2
+    noise = torch.randn(copies, 50, n, generator=dice, dtype=torch.float64)
+    gradient = (1e-7 * noise @ (roots * values.sqrt() @ roots.mT)).float()
+    wanted = gradient.double() @ inverse.double()
+    found, unit = Split(inverse, copies).right_of(gradient)
+    turned, other = Split(inverse, copies).left_of(gradient.mT)
+    rounded = [((one.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).double() for one in (gradient, inverse)]
+    rough = error(rounded[0] @ rounded[1], wanted)
+    assert error(found * unit, wanted) < 1e-4 and error((turned * other).mT, wanted) < 1e-4
+    assert rough > 1e-3 and rough > 100 * error(found * unit, wanted), "what eleven bits alone would make of it"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stack_whose_products_are_split_gives_the_same(name: str) -> None:
+    _, optimizer, _ = looked(name, LARGEST)
+    dice = torch.Generator().manual_seed(3)
+    for group in stacks.alike(optimizer.blocks, optimizer.kept):
+        gradients = torch.randn(stacks.room(group), generator=dice)
+        plain, halves = torch.zeros_like(gradients), torch.zeros_like(gradients)
+        stacks.Stack(group, optimizer.kept, gradients, plain, split=False).apply()
+        stacks.Stack(group, optimizer.kept, gradients, halves, split=True).apply()
+        assert plain.norm() > 0
+        assert error(halves, plain.double()) < 1e-5
+
+
+def test_gradients_that_are_not_finite_are_not_hidden_by_splitting() -> None:
+    inverse = torch.eye(6)[None]
+    for bad in (float("inf"), float("nan")):
+        gradient = torch.ones(1, 3, 6)
+        gradient[0, 1, 2] = bad
+        found, unit = Split(inverse, 1).right_of(gradient)
+        assert not (found * unit).isfinite().all()
+    found, unit = Split(inverse, 1).right_of(torch.zeros(1, 3, 6))
+    assert torch.equal(found * unit, torch.zeros(1, 3, 6))
+
+
+def test_what_the_user_allows_for_products_stays_allowed() -> None:
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32"
+    try:
+        with exactly(torch.device("cuda")):
+            assert setting.fp32_precision == "ieee"
+        assert setting.fp32_precision == "tf32"
+        with pytest.raises(OptimError), exactly(torch.device("cuda")):
+            chosen([], (), 0)
+        assert setting.fp32_precision == "tf32"
+        with exactly(torch.device("cpu")):
+            assert setting.fp32_precision == "tf32"
+    finally:
+        setting.fp32_precision = before
+
+
+@pytest.mark.parametrize("largest", [4, 100])
+def test_layers_of_a_shape_are_stacked_whatever_their_pieces_and_their_memory(largest: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)), nn.Flatten(), nn.Linear(48, 2))
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = KFAC(model, 0.01, largest=largest)
+    x = torch.randn(5, 3, 4, 4)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), torch.ones(5, 2)).backward()
+        optimizer.step()
+    optimizer._curving.disarm()
+    with torch.no_grad():
+        direction = optimizer.directions.find()
+        assert [len(one.blocks) for one in optimizer.directions.stacks] == [3, 1]
+        steps = dict(zip(map(id, direction.parameters), direction.tensors(), strict=True))
+        slope = 0.0
+        for block in optimizer.blocks:
+            gradient = block.matrix(block.weight.grad, block.bias.grad if block.bias is not None else None)
+            wanted = optimizer.kept[block.index].apply(gradient)
+            slope += float((wanted * gradient).sum())
+            close(block.matrix(steps[id(block.weight)], steps[id(block.bias)]), wanted, 1e-5)
+    assert float(direction.along) == pytest.approx(slope, rel=1e-5)

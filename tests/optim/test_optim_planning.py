@@ -151,7 +151,7 @@ def test_a_much_slower_network_does_change_the_plan() -> None:
     blocks = [Block(f"layer{at}", 1024, 1024, positions=4096) for at in range(24)]
     near, far, farther = (
         plan_blocks(blocks, world=8, hardware=slower(typical("h200", 8), times), step_s=0.1)
-        for times in (1, 100, 10_000)
+        for times in (1, 300, 10_000)
     )
     assert staleness(near) < staleness(far) and near.within and far.within
     assert (near.factor, far.factor) == ("tri", "bf16-tri")
@@ -191,7 +191,7 @@ def test_rare_updates_only_where_they_are_asked_for() -> None:
 
 def test_which_part_is_too_long_is_said() -> None:
     wide = [Block("wide", 8192, 8192, positions=64)]
-    plan = plan_blocks(wide, hardware=typical("h200"), step_s=1.0, sampling=0.0, inverse_every=1, largest=8192)
+    plan = plan_blocks(wide, hardware=typical("h200"), step_s=0.7, sampling=0.0, inverse_every=1, largest=8192)
     assert not plan.within and "most of it is inverses: a larger batch" in plan.explain()
     blocks = [Block(f"layer{at}", 1024, 1024, positions=64) for at in range(8)]
     far = plan_blocks(blocks, world=8, hardware=slower(typical("h200", 8), 1000), step_s=0.1, workers=1)
@@ -211,7 +211,7 @@ def test_little_memory_takes_fewer_workers_then_coarser_types() -> None:
     workers = [sum(plan.workers) for plan in plans[:3]]
     assert workers == sorted(workers, reverse=True) and workers[2] < workers[0]
     assert plans[0].workers == (8,) * 32 and plans[1].factor_dtype == "float32" == plans[0].factor_dtype
-    least = plan_blocks(blocks, world=8, hardware=hardware, step_s=1.0, sums=False, memory="128MiB")
+    least = plan_blocks(blocks, world=8, hardware=hardware, step_s=1.0, sums=False, memory="200MiB")
     assert least.factor_dtype == "bfloat16" or least.largest is not None
     with pytest.raises(OptimError, match=r"memory='1 MiB' is too little for 32 blocks on 8 ranks: at least \d+ bytes"):
         plan_blocks(blocks, world=8, hardware=hardware, memory="1 MiB")

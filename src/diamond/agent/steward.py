@@ -120,7 +120,8 @@ class Steward:
             with contextlib.suppress(OSError):
                 select.select([self._wake_fd], [], [], LOOK_S)
                 os.read(self._wake_fd, 4096)
-        return 0
+        # Not 0 when somebody else ended it: who that was, and why, then counts as the reason.
+        return 128 + signal.SIGTERM if self._is_stopping else 0
 
     def _is_done(self) -> bool:
         if self._steps:

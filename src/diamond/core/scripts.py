@@ -344,7 +344,7 @@ def job_script(plan: ScriptPlan) -> str:
         wipe=_WIPE if plan.secrets else "",
         **numbers,
     )
-    if plan.previous:
+    if plan.previous and plan.slot is None:  # in a pool no job waits in advance
         text += _NOT_NEEDED.format(previous=previous, **numbers)
     text += _QUIET
     if plan.modules:

@@ -38,7 +38,7 @@ _STARTS = {
     "look": 30,  # of a block, for its statistics
     "invert": 20,  # of a block
     "size": 120,  # of all matrices of a size, to invert them
-    "block": 2,  # of a block, to precondition it
+    "block": 1,  # of a block, to precondition it
     "stack": 9,  # of all blocks of a shape, likewise
     "split": 20,  # more, where their products are made of others
     "lengths": 80,  # of a block, to measure how far to go

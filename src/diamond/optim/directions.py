@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,22 +16,20 @@ from diamond.optim.lean import Lean, Rows, suits
 from diamond.optim.precondition import Eigen, Inverse
 
 
-@dataclass(eq=False)
-class Direction:
-    """Of one step.
+class _Layout:
+    """Which parameters a direction moves, and where in memory each of its parts lies.
 
-    Attributes:
-        along: the gradient's slope along it.
-        parameters: those that it moves, each once.
+    From step to step these are the same, and to find them again takes longer than the arithmetic of a small block.
     """
 
-    along: Tensor
-    parameters: list[nn.Parameter] = field(default_factory=list)
-    _places: dict[int, int] = field(default_factory=dict)  # of parameters, by their identity
-    _of: list[int] = field(default_factory=list)  # the parameter that each of the parts belongs to,
-    _blocks: list[Block] = field(default_factory=list)  # the block that it is of,
-    _parts: list[Tensor] = field(default_factory=list)  # and how that moves
-    _memory: list[Tensor] = field(default_factory=list)  # what the parts are views of
+    def __init__(self) -> None:
+        self.parameters: list[nn.Parameter] = []
+        self.parts: list[Tensor] = []  # how each moves
+        self._of: list[int] = []  # the parameter that each of the parts belongs to
+        self._blocks: list[Block] = []  # and the block that it is of
+        self._places: dict[int, int] = {}  # of parameters, by their identity
+        self._last: list[int] = []  # where the tensors lay that were added to
+        self._pairs: list[_Pairs] = []  # and how
 
     def note(self, block: Block, values: stacks.Pair) -> None:
         for parameter, part in ((block.weight, values[0]), (block.bias, values[1])):
@@ -40,18 +39,68 @@ class Direction:
                     self.parameters.append(parameter)
                 self._of.append(place)
                 self._blocks.append(block)
-                self._parts.append(part)
+                self.parts.append(part)
+
+    def pairs(self, tensors: Sequence[Tensor], keep: bool) -> list[_Pairs]:
+        """What is to be added up, for one tensor a parameter; `keep` where the same will be asked for again."""
+        here = [one.data_ptr() for one in tensors] if keep else []
+        if keep and here == self._last:  # views keep their memory, so nothing else can lie there
+            return self._pairs
+        found = _Pairs(), _Pairs()
+        for of, block, part in zip(self._of, self._blocks, self.parts, strict=True):
+            _sort_in(found, block.seen(tensors[of]), part)
+        if keep:
+            self._last, self._pairs = here, list(found)
+        return list(found)
+
+
+class _Pairs:
+    """Tensors, and others that are to be copied or added to them, as lists that torch takes at once."""
+
+    def __init__(self) -> None:
+        self.into: list[Tensor] = []
+        self.out_of: list[Tensor] = []
+
+
+def _sort_in(pairs: tuple[_Pairs, _Pairs], into: Tensor, out_of: Tensor) -> None:
+    """To the first where both lie in memory in one piece and in the same order, seen as vectors; otherwise to the
+    second. A single one of these would make torch take all of them one by one."""
+    if into.is_contiguous() and out_of.is_contiguous() and into.dtype == out_of.dtype:
+        pairs[0].into.append(into.view(-1))
+        pairs[0].out_of.append(out_of.view(-1))
+    else:
+        pairs[1].into.append(into)
+        pairs[1].out_of.append(out_of)
+
+
+@dataclass(eq=False)
+class Direction:
+    """Of one step.
+
+    Attributes:
+        along: the gradient's slope along it.
+    """
+
+    along: Tensor
+    _layout: _Layout = field(default_factory=_Layout)
+    _memory: list[Tensor] = field(default_factory=list)  # what the parts are views of
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that it moves, each once."""
+        return self._layout.parameters
 
     def scale(self, by: Tensor) -> None:
         if self._memory:
             torch._foreach_mul_(self._memory, by)
 
-    def add_to(self, tensors: Sequence[Tensor]) -> None:
-        """To one tensor a parameter, like it."""
+    def add_to(self, tensors: Sequence[Tensor], again: bool = True) -> None:
+        """To one tensor a parameter, like it; `again` where the next direction will be added to the same ones."""
         here = [sharded.room_for(one) if sharded.is_spread(one) else one for one in tensors]
-        into = [block.seen(here[of]) for of, block in zip(self._of, self._blocks, strict=True)]
-        for places, parts in _in_one_go(into, self._parts):
-            torch._foreach_add_(places, parts)
+        keep = again and all(whole is one for one, whole in zip(tensors, here, strict=True))
+        for pairs in self._layout.pairs(here, keep):
+            if pairs.into:
+                torch._foreach_add_(pairs.into, pairs.out_of)
         for one, whole in zip(tensors, here, strict=True):
             if whole is not one:
                 sharded.held(one).add_(sharded.held(sharded.like(one, whole)))
@@ -59,21 +108,8 @@ class Direction:
     def tensors(self) -> list[Tensor]:
         """One a parameter, like it."""
         found = [torch.zeros_like(one, requires_grad=False) for one in self.parameters]
-        self.add_to(found)
+        self.add_to(found, again=False)
         return found
-
-
-def _in_one_go(into: Sequence[Tensor], out_of: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of tensors as lists that torch takes at once: those of which both lie in memory in one piece and in the
-    same order, seen as vectors; and the others, of which a single one would hold all of them up."""
-    plain: tuple[list[Tensor], list[Tensor]] = [], []
-    others: tuple[list[Tensor], list[Tensor]] = [], []
-    for place, given in zip(into, out_of, strict=True):
-        alike = place.is_contiguous() and given.is_contiguous() and place.dtype == given.dtype
-        kind = plain if alike else others
-        kind[0].append(place.view(-1) if alike else place)
-        kind[1].append(given.view(-1) if alike else given)
-    yield from (kind for kind in (plain, others) if kind[0])
 
 
 class _Memory:
@@ -104,6 +140,7 @@ class Directions:
         self.blocks, self.crew, self.kept = blocks, crew, kept
         self.stacks: list[stacks.Stack] = []
         self._memories: list[_Memory] = []
+        self._last: tuple[list[nn.Parameter | None], _Layout] | None = None  # what moved, and where it lies
         self.lean: dict[int, Lean] = {}
         self._stale = True
         # Where some ranks get what others computed, all must add up slopes in one order, or they would drift apart.
@@ -118,21 +155,29 @@ class Directions:
             self._prepare()
         gradients = self._gradients()
         due: list[stacks.Slot] = []
-        into: list[Tensor] = []
-        out_of: list[Tensor] = []
+        moved: list[nn.Parameter | None] = []
+        pairs = _Pairs(), _Pairs()
         for stack in self.stacks:
             for slot in stack.slots:
-                given = gradients.get(slot.block.index)
+                block = slot.block
+                given = gradients.get(block.index)
                 if given is None:
-                    stack.gradient_of(slot.block).zero_()
+                    stack.gradient_of(block).zero_()
                     continue
                 due.append(slot)
-                for place, gradient in zip(slot.gradients, given, strict=True):
-                    if place is not None and gradient is not None:
-                        into.append(place)
-                        out_of.append(gradient)
-        for places, given_ in _in_one_go(into, out_of):
-            torch._foreach_copy_(places, given_)
+                moved += (block.weight, block.bias)
+                for flat, place, gradient in zip(slot.flat, slot.gradients, given, strict=True):
+                    if place is None or gradient is None:
+                        continue
+                    if flat is not None and gradient.dtype == flat.dtype and gradient.is_contiguous():
+                        pairs[0].into.append(flat)
+                        pairs[0].out_of.append(gradient.view(-1))
+                    else:
+                        pairs[1].into.append(place)
+                        pairs[1].out_of.append(gradient)
+        for some in pairs:
+            if some.into:
+                torch._foreach_copy_(some.into, some.out_of)
         slopes = []
         for memory in self._memories:
             with products.exactly(memory.values.device):
@@ -142,13 +187,18 @@ class Directions:
             stacks.finite(memory.values)
         if self._handed_on:
             return self._with_others(gradients)
-        found = Direction(
-            sum((one.to(slopes[0].device) for one in slopes[1:]), slopes[0]) if slopes else torch.zeros(())
-        )
-        found._memory = [memory.values for memory in self._memories]
-        for slot in due:
-            found.note(slot.block, slot.values)
-        return found
+        along = sum((one.to(slopes[0].device) for one in slopes[1:]), slopes[0]) if slopes else torch.zeros(())
+        return Direction(along, self._laid_out(due, moved), [memory.values for memory in self._memories])
+
+    def _laid_out(self, due: list[stacks.Slot], moved: list[nn.Parameter | None]) -> _Layout:
+        """The last one, if it is of the same."""
+        last = self._last
+        if last is None or len(last[0]) != len(moved) or not all(map(operator.is_, last[0], moved)):
+            layout = _Layout()
+            for slot in due:
+                layout.note(slot.block, slot.values)
+            self._last = last = moved, layout
+        return last[1]
 
     def _rows(self, stack: stacks.Stack) -> Rows | None:
         lean = self.lean.get(stack.blocks[0].index)
@@ -165,7 +215,7 @@ class Directions:
             for stack in self.stacks:
                 stack.renew(self.kept)
         else:
-            self._memories, self.stacks = [], []
+            self._memories, self.stacks, self._last = [], [], None
             by_device: dict[torch.device, list[list[Block]]] = {}
             for group in groups:
                 by_device.setdefault(self.kept[group[0].index].tensors()[0].device, []).append(group)
@@ -210,6 +260,6 @@ class Directions:
                 if part is not None and gradient is not None:
                     slopes.append((part * gradient).sum())
             found._memory.append(value)
-            found.note(block, parts)
+            found._layout.note(block, parts)
         found.along = torch.stack(slopes).sum() if slopes else found.along
         return found

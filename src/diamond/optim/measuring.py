@@ -26,7 +26,8 @@ _ROWS = 4096  # of the tall matrices that are measured
 _REPETITIONS = 5
 _SMALL = 64  # of the matrices that show that libraries are there
 _STARTS = 200  # small operations at once: fewer than a GPU's queue holds, so that starting them is all the host does
-_COPIED_BYTES = 16 << 20
+_COPIED_BYTES = {"cuda": 256 << 20}  # what fits into a cache, or takes no longer than to start it, would tell nothing
+_COPIED_BYTES_ELSEWHERE = 16 << 20
 
 # PyTorch 2.13 has new names for them and warns of the old ones.
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -181,9 +182,10 @@ def _measure_small(clock: Clock) -> dict[tuple[Any, ...], float]:
         for _ in range(_STARTS):
             one.add_(1.0)
         took.append((time.perf_counter() - begin) / _STARTS)
-    many = torch.zeros(_COPIED_BYTES // 4, device=clock.device)
+    size = _COPIED_BYTES.get(clock.device.type, _COPIED_BYTES_ELSEWHERE)
+    many = torch.zeros(size // 4, device=clock.device)
     other = torch.ones_like(many)
-    byte = clock.median(lambda: many.copy_(other), 0.1) / (2 * _COPIED_BYTES)
+    byte = clock.median(lambda: many.copy_(other), 0.1) / (2 * size)
     return {("start",): min(took[1:]), ("byte",): byte}  # what else runs here only makes it longer
 
 

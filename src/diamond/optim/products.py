@@ -19,7 +19,7 @@ from torch import Tensor
 _LARGEST = 8192.0  # that the largest number of a matrix becomes: below what half precision holds, and leaves it room
 _LEAST = 1e-30  # whatever is smaller than that altogether counts as zeros
 _LINED_UP = 8  # numbers of half precision that are read at once: sides are filled up to a multiple
-_WORTH = 1.5e10  # operations of a stack from which the splitting is repaid
+_WORTH = 4e10  # operations of a stack from which the splitting, which starts many operations, is repaid
 
 
 @contextmanager

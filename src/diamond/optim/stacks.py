@@ -27,6 +27,7 @@ class Slot:
     block: Block
     gradients: Pair
     values: Pair
+    flat: tuple[Tensor | None, Tensor | None]  # the gradients as vectors, where they lie in one piece
 
 
 class Stack:
@@ -55,10 +56,7 @@ class Stack:
         self._copies = sum(one.copies for one in blocks)
         self._turned = first.columns_first and not self._vector
         self.gradients, self.values = self._shaped(gradients), self._shaped(values)
-        self.slots = [
-            Slot(block, block.views(self._part(self.gradients, block)), block.views(self._part(self.values, block)))
-            for block in blocks
-        ]
+        self.slots = [self._slot(block) for block in blocks]
         self._may_split = split
         self.renew(kept)
 
@@ -89,6 +87,11 @@ class Stack:
             self._operator.apply_to_rows(rows.inputs, rows.slopes, self.values)
         else:
             self._operator.apply(self.gradients, self.values)
+
+    def _slot(self, block: Block) -> Slot:
+        gradients = block.views(self._part(self.gradients, block))
+        weight, bias = (None if one is None or not one.is_contiguous() else one.view(-1) for one in gradients)
+        return Slot(block, gradients, block.views(self._part(self.values, block)), (weight, bias))
 
     def _shaped(self, memory: Tensor) -> Tensor:
         first = self.blocks[0]

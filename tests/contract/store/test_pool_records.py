@@ -14,7 +14,7 @@ from diamond.core.pools import PoolSpec
 from diamond.core.tasks import TaskSpec
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.profiles import Profiles
-from diamond.planner.pools.simulation import recorded, rounds
+from diamond.planner.pools.simulation import recorded, replayed, rounds
 from diamond.planner.pools.simulation.replaying import replay
 from diamond.planner.pools.trained import Window, measurements
 from diamond.server.services import pilots, pool_demands, pool_records, pool_rounds, projects
@@ -140,6 +140,6 @@ def test_bounds_are_the_same_in_both(asked: str | None, has_prior: bool, tried: 
         windows=(WindowRecord(nodes=1, slots=1, global_batch=64, step_s=1.0),),
     )  # fmt: skip
     truth = recorded.Truth(task, True, 1.0, 64, recorded.Costs(), 0.0, "A100")
-    replayed = rounds.Replayed(truth, windows={(one.nodes, one.slots): one for one in windows})
-    assert rounds.bounds(replayed, prior, 2, 8) == expected
-    assert rounds.sizes(*expected, 2) == pool_demands._sizes(*expected, 2)
+    task_there = replayed.Replayed(truth, windows={(one.nodes, one.slots): one for one in windows})
+    assert replayed.bounds(task_there, prior, 2, 8) == expected
+    assert replayed.sizes(*expected, 2) == pool_demands._sizes(*expected, 2)

@@ -94,6 +94,21 @@ def test_the_next_task_begins_with_what_this_one_measured() -> None:
     assert second.prior is not None and second.prior.restart_s == 20.0
 
 
+def test_what_is_left_follows_the_plan_until_others_tell() -> None:
+    profiles, first = Profiles(), task()
+    first.saw(step(ONE, 64), NOISE)
+    assert first.left(0.0, 0.0) is None
+    assert first.left(100.0, None) is None
+    planned = first.left(100.0, 0.25)
+    assert planned is not None and planned.expected == pytest.approx(300.0)
+    assert planned.low < 300.0 < planned.high
+    done = first.left(400.0, 1.0)
+    assert done is not None and done.expected == 0.0
+    first.remember(profiles, ["app"], 1000.0)
+    told = task(profiles).left(100.0, 0.25)
+    assert told is not None and told.expected == pytest.approx(900.0, rel=0.1)
+
+
 def test_a_task_that_runs_nowhere_is_refused() -> None:
     with pytest.raises(ValueError, match="limits is empty"):
         Observed({})

@@ -15,14 +15,14 @@ from diamond.core.pool_records import JobRecord, NodeRecord, PoolRecord, TaskRec
 from diamond.planner.pools.policies import POLICIES, named
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.simulation.recorded import node_times, truths
-from diamond.planner.pools.simulation.replaying import replay
+from diamond.planner.pools.simulation.replaying import Agreement, replay
 
 BATCH = 64
 STEPS = 400
 
 
 def task(number: int = 1, *, at: float = 0.0, slots: int = 2, step_s: float = 0.5, **more: Any) -> TaskRecord:
-    """Given its slots at once, runs a second later, trains ten seconds after that, and ends three after its last step."""
+    """Given its slots at once, runs a second later, trains ten seconds after that, ends three after its last step."""
     trained_s = STEPS * step_s
     job = JobRecord(
         asked_at=at, started_at=at + 1.0, ended_at=at + 14.0 + trained_s, slots=slots, nodes=1, first_at=at + 11.0,
@@ -81,7 +81,8 @@ def test_sizes_it_never_had_are_filled_in_with_tasks_like_it() -> None:
     for windows in (known, hindered):
         other = task(2, slots=1, step_s=1.0, least=1, most=4, sizes="even", like=(7,), windows=windows)
         rates.append(truths(pool(small, other))[0].rate(2, 4))
-    assert rates[1] == pytest.approx(BATCH / 0.9, rel=0.2) < rates[0]
+    assert rates[1] == pytest.approx(BATCH / 0.9, rel=0.2)
+    assert rates[0] > 1.2 * rates[1]
 
 
 def test_a_task_that_says_nothing_of_itself_lasts_as_long_as_it_did() -> None:
@@ -126,7 +127,7 @@ def test_tasks_that_never_ran_are_left_out_and_unfinished_ones_not_compared() ->
     waiting = replace(task(2), jobs=(), state="PENDING", ended_at=None)
     running = replace(task(3, at=5.0), state="RUNNING", ended_at=None)
     found = replay(pool(task(1), waiting, running, recorded_at=220.0), Goodput())
-    assert ([one.task for one in found.tasks], found.left_out, len(found.outcome.tasks)) == ([1], 1, 2)
+    assert ([one.task for one in found.tasks], found.left_out, len(found.outcome.tasks)) == ([1], 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +155,14 @@ def test_every_policy_finishes_all_tasks(name: str) -> None:
     assert all(one.predicted_s >= 13.0 for one in found.tasks)
 
 
-NUMBERS = st.one_of(st.sampled_from([0.0, 1e-9, 1.0, 1e9, 1e10]), st.floats(0.0, 1e4))
+ODD = st.sampled_from([0.0, 1e-9, 1.0, 1e9, 1e10])
+NUMBERS = st.one_of(st.floats(0.0, 1e3), st.floats(0.0, 300.0), st.floats(0.0, 1.0), ODD)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_was_recorded_can_be_replayed(data: st.DataObject) -> None:
-    """Times in any order, speeds from nothing to absurd: every task that ran comes to an end."""
+    """Times in any order, speeds from nothing to absurd: every task that ran ends, or the record is refused."""
 
     def maybe(values: st.SearchStrategy[float]) -> float | None:
         return data.draw(st.none() | values)
@@ -186,5 +188,16 @@ def test_whatever_was_recorded_can_be_replayed(data: st.DataObject) -> None:
     nodes = (NodeRecord(began_at=data.draw(st.floats(0.0, 1e4)), slots=2),)
     record = pool(*tasks, nodes=nodes)
     ran = [one for one in record.tasks if any(job.started_at is not None for job in one.jobs)]
-    if ran:
-        assert len(replay(record, Goodput()).outcome.tasks) == len(ran)
+    found = replayed(record)
+    if isinstance(found, InvalidInput):
+        assert found.field == "tasks" and found.hint
+        return
+    assert len(found.tasks) == len(ran)
+    assert all(0.0 <= one.predicted_s < math.inf for one in found.tasks)
+
+
+def replayed(record: PoolRecord) -> Agreement | InvalidInput:
+    try:
+        return replay(record, Goodput())
+    except InvalidInput as error:
+        return error

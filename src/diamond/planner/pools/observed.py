@@ -20,6 +20,8 @@ OTHER_BATCH = 0.1
 OTHER_NOISE = 0.05
 # A task whose scaling nobody knows grows by this factor at most, and is measured there.
 GROWTH = 2
+# How far what is left may be off (of the logarithm) when a plan is all that is known: later steps may bring less.
+PLAN_OFF = 0.5
 # While no gradient was seen: a larger batch is taken to bring nothing.
 NO_NOISE = Noise(1.0, 0.0)
 
@@ -65,8 +67,18 @@ class Observed:
             return None
         return best_batch(self._times, self._noise or NO_NOISE, limits or self.limits[shape.gpu_type], shape)[1]
 
-    def left(self, done: float) -> Work | None:
-        return self.prior.left(done) if self.prior else None
+    def left(self, done: float, share: float | None = None) -> Work | None:
+        """As others like it suggest, else as far as it has come.
+
+        Args:
+            share: the part of its planned steps or epochs that is done; None where there is no plan.
+        """
+        if self.prior is not None and self.prior.log_work is not None:
+            return self.prior.left(done)
+        if share is None or not (0.0 < share <= 1.0 and 0.0 < done < math.inf):
+            return None
+        left = done * (1.0 - share) / share
+        return Work(left, left * math.exp(-PLAN_OFF), left * math.exp(PLAN_OFF))
 
     def most_gpus(self, most: int) -> int:
         """Up to `most` where it is known how tasks like it scale, else not far beyond what was measured."""

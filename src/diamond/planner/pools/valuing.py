@@ -47,7 +47,7 @@ class Taste:
         turn_s: how long it keeps that.
     """
 
-    haste: float = 0.6
+    haste: float = 0.8
     fairness: float = 0.5
     lateness: float = 3.0
     sticky: float = 0.15

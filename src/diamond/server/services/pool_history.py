@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -77,8 +78,11 @@ class History:
 
     def number_of(self, task: PoolTask) -> int | None:
         """Tasks that the viewer may not see have no id; when they were submitted tells them apart."""
-        wanted = (task.task_id, task.submitted_at)
-        return next((who.number for who in self.tasks.values() if (who.task_id, who.submitted_at) == wanted), None)
+        return self._numbers.get((task.task_id, task.submitted_at))
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, float], int]:
+        return {(who.task_id, who.submitted_at): who.number for who in self.tasks.values()}
 
 
 @dataclass(frozen=True, kw_only=True)

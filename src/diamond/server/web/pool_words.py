@@ -37,9 +37,10 @@ class Fairness(NamedTuple):
 
 
 def lines(pool: Pool, history: History) -> tuple[list[TaskLine], list[TaskLine]]:
-    """Those that run or wait, and those that have ended."""
+    """Those that run, then those that wait; and those that have ended."""
     made = [_line(task, history) for task in pool.tasks]
-    return [one for one in made if not _has_ended(one.task)], [one for one in made if _has_ended(one.task)]
+    live = [one for one in made if not _has_ended(one.task)]
+    return sorted(live, key=lambda one: not one.task.slots), [one for one in made if _has_ended(one.task)]
 
 
 def _line(task: PoolTask, history: History) -> TaskLine:

@@ -26,6 +26,7 @@ _NOTICES = {
 }
 SPANS = {"1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 _USUAL_SPAN = "6h"
+_MOST_SHOWN = 200  # tasks in a table; of the rest, how many there are
 _FIELDS = (
     "endpoint", "name", "project", "least", "most", "gpu_type", "gpus", "slots", "cpus", "memory", "walltime", "idle",
     "partition", "account", "qos",
@@ -174,12 +175,13 @@ def detail_page(request: Request, who: Visitor, ref: str) -> Response:
         history=history,
         nodes=pool_drawing.nodes(pool.pilots, history),
         stack=stack,
-        bands=pool_drawing.bands(history),
+        bands=pool_drawing.bands(history)[:_MOST_SHOWN],
         ticks=pool_drawing.ticks(history),
         levels=pool_drawing.levels(stack.most),
-        live=live,
+        live=live[:_MOST_SHOWN],
+        more=max(0, len(live) - _MOST_SHOWN),
         ended=ended,
-        numbers={who.task_id: who.number for who in history.tasks.values() if who.task_id},
+        numbers={one.task_id: one.number for one in history.tasks.values() if one.task_id},
         look_of=pool_drawing.look_of,
         fairness=pool_words.fairness([*live, *ended]),
         words=pool_words,

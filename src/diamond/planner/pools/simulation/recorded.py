@@ -94,12 +94,13 @@ def truths(record: PoolRecord) -> list[Truth]:
     past = Profiles()
     windows = {task.id: _windows(task) for task in ran}
     for task in ran:
-        past.learn(_keys(task), trained.measurements(record.slot_kind, windows[task.id]))
+        past.learn(keys_of(task), trained.measurements(record.slot_kind, windows[task.id]))
     usual = _usual(ran, windows)
     return [_truth(record, task, windows[task.id], past, usual) for task in ran]
 
 
-def _keys(task: TaskRecord) -> list[str]:
+def keys_of(task: TaskRecord) -> list[str]:
+    """What tasks like it are known by, the most specific first."""
     return [f"{level} {number}" for level, number in enumerate(task.like)] or [f"task {task.id}"]
 
 
@@ -110,7 +111,7 @@ def _truth(record: PoolRecord, task: TaskRecord, windows: Sequence[Window], past
     model = None
     if measured:
         own = trained.measurements(record.slot_kind, windows)
-        prior = past.similar(_keys(task))
+        prior = past.similar(keys_of(task))
         model = AtOwnBatch(StepTimes.fit(own, prior.times if prior is not None else None), windows[-1].global_batch)
     return Truth(
         record=task,

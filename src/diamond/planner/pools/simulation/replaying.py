@@ -38,7 +38,7 @@ class Agreement:
         tasks: those that succeeded, in order of submission.
         recorded_utilisation, predicted_utilisation: the part of the held slots that tasks had, until the last ended.
         left_out: tasks of the record that never ran.
-        outcome: of the replay, with all tasks.
+        outcome: of the replay, until all of these were done.
     """
 
     policy: str
@@ -88,7 +88,7 @@ def replay(record: PoolRecord, policy: Policy) -> Agreement:
     """What the same pool would have done under a policy.
 
     Raises:
-        InvalidInput: nothing in the record succeeded, or it has no nodes.
+        InvalidInput: nothing in the record succeeded, it has no nodes, or it takes much longer than it did.
         RuntimeError: the policy's decision cannot be carried out, or leaves tasks waiting for ever.
     """
     tasks, nodes = truths(record), node_times(record)
@@ -99,6 +99,7 @@ def replay(record: PoolRecord, policy: Policy) -> Agreement:
         slot_kind=record.slot_kind,
         per_node=record.slots_per_node,
         most_nodes=record.most_nodes,
+        lasted_s=record.recorded_at,
     )
     if not any(task.record.state == SUCCEEDED and task.record.ended_at is not None for task in tasks):
         raise InvalidInput("holds no task that succeeded", hint="record the pool once some have", field="tasks")

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
 from diamond.core.errors import InvalidInput
 from diamond.planner.pools import trained
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.simulation.outcomes import Contention, Outcome, Placed, TaskOutcome
-from diamond.planner.pools.simulation.recorded import NodeTime, Truth
+from diamond.planner.pools.simulation.recorded import SUCCEEDED, NodeTime, Truth, keys_of
+from diamond.planner.pools.simulation.replayed import Fitted, Phase, Replayed, bounds, sizes
 from diamond.planner.pools.snapshot import Demand, Node, Placement, Policy, Snapshot, Speed, Work, faults
 from diamond.planner.pools.speeds import Linear
 from diamond.planner.pools.trained import Window
@@ -31,141 +29,8 @@ LOOK_S = ROUND_S / 4
 DECIDE_S = 1.0
 RESTART_S = 30.0
 
+LONGEST = 10  # times the whole record
 PATIENCE = 5_000  # looks in a row at a pool where nothing runs, before a replay is given up
-
-
-class Phase(Enum):
-    """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them."""
-
-    WAITING = "waiting"
-    QUEUED = "queued"
-    STARTING = "starting"
-    TRAINING = "training"
-    ENDING = "ending"
-    STOPPING = "stopping"
-    DONE = "done"
-
-
-class Fitted(NamedTuple):
-    """A speed, and what it was made of."""
-
-    windows: tuple[Window, ...]
-    prior: Prior | None
-    batch: int | None
-    speed: Speed
-
-
-@dataclass(eq=False)
-class Replayed:
-    """One task of a replay. `until`: when its phase is over, if nothing comes between."""
-
-    truth: Truth
-    phase: Phase = Phase.WAITING
-    until: float = math.inf
-    placement: Placement = ()
-    done: float = 0.0
-    at: float = 0.0
-    tells_at: float = math.inf
-    told: bool = False
-    windows: dict[tuple[int, int], Window] = field(default_factory=dict)
-    restart_s: float | None = None
-    attained_s: float = 0.0
-    running_since: float | None = None
-    first_at: float | None = None
-    trained_since: float = 0.0
-    starts: int = 0
-    lost_s: float = 0.0
-    lost_slot_s: float = 0.0
-    ended_at: float | None = None
-    fitted: Fitted | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.truth.record.id:05}"
-
-    @property
-    def slots(self) -> int:
-        return sum(slots for _, slots in self.placement)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return len(self.placement), self.slots
-
-    @property
-    def is_movable(self) -> bool:
-        return self.told and self.truth.record.can_move
-
-    @property
-    def runs(self) -> bool:
-        """Whether its job is one that could be asked to stop."""
-        return self.phase in (Phase.STARTING, Phase.TRAINING)
-
-    def advance(self, now: float) -> None:
-        """Up to now, which is not after the end of its phase."""
-        seconds = now - self.at
-        if self.phase is Phase.TRAINING:
-            self.done = min(self.truth.total, self.done + seconds * self.truth.rate(*self.size))
-        if self.running_since is not None:
-            self.attained_s += seconds * self.slots
-            if self.phase is not Phase.TRAINING and self.starts > 1:
-                self.lost_s += seconds
-                self.lost_slot_s += seconds * self.slots
-        self.at = now
-
-    def give(self, placement: Placement) -> None:
-        self.placement, self.phase, self.until = placement, Phase.QUEUED, self.at + self.truth.costs.queued_s
-
-    def ask_to_stop(self) -> None:
-        self.phase, self.until = Phase.STOPPING, self.at + self.truth.costs.stopping_s
-
-    def lose(self) -> None:
-        """Its node is gone, and half of what it does between two checkpoints."""
-        if self.phase is Phase.TRAINING:
-            undone_s = min(self.truth.saved_s / 2, self.at - self.trained_since)
-            self.done = max(0.0, self.done - undone_s * self.truth.rate(*self.size)) if self.truth.measured else 0.0
-            self.lost_s += undone_s
-            self.lost_slot_s += undone_s * self.slots
-        self._leave()
-
-    def step(self) -> None:
-        """Into its next phase, at the end of this one."""
-        costs = self.truth.costs
-        if self.phase is Phase.QUEUED:
-            self.phase, self.until = Phase.STARTING, self.at + costs.starting_s
-            self.running_since = self.at
-            self.first_at = self.at if self.first_at is None else self.first_at
-            self.starts += 1
-        elif self.phase is Phase.STARTING:
-            left_s = (self.truth.total - self.done) / self.truth.rate(*self.size)
-            self.phase, self.until, self.trained_since = Phase.TRAINING, self.at + left_s, self.at
-            self.tells_at = self.at + costs.telling_s if self.truth.measured else math.inf
-        elif self.phase is Phase.TRAINING:
-            self._tell()  # the last word comes with the end
-            self.done = self.truth.total
-            self.phase, self.until = Phase.ENDING, self.at + costs.ending_s
-        elif self.phase is Phase.STOPPING:
-            self._leave()
-        elif self.phase is Phase.ENDING:
-            self._leave()
-            self.phase, self.ended_at = Phase.DONE, self.at
-
-    def hear(self, now: float) -> None:
-        """What it says of itself, if that has come."""
-        if self.tells_at <= now:
-            self._tell()
-
-    def _tell(self) -> None:
-        if not self.truth.measured:
-            return
-        self.told, self.tells_at = True, math.inf
-        self.restart_s = self.truth.costs.starting_s
-        batch = self.truth.global_batch
-        self.windows.pop(self.size, None)
-        self.windows[self.size] = Window(*self.size, batch, batch / self.truth.rate(*self.size))
-
-    def _leave(self) -> None:
-        self.placement, self.phase, self.until = (), Phase.WAITING, math.inf
-        self.running_since, self.tells_at = None, math.inf
 
 
 class Rounds:
@@ -173,6 +38,7 @@ class Rounds:
 
     Args:
         slot_kind, per_node, most_nodes: as the record says of the pool.
+        lasted_s: how long the recorded run was; tasks that did not succeed in it are not waited for.
     """
 
     def __init__(
@@ -184,6 +50,7 @@ class Rounds:
         slot_kind: str,
         per_node: int,
         most_nodes: int,
+        lasted_s: float,
     ) -> None:
         if not tasks:
             raise InvalidInput("holds no task that ran", hint="record a pool in which tasks have run", field="tasks")
@@ -191,6 +58,7 @@ class Rounds:
             raise InvalidInput("holds no node", hint="record a pool that has held nodes", field="nodes")
         self._policy = policy
         self._kind, self._per_node, self._most = slot_kind, per_node, per_node * most_nodes
+        self._longest_s = LONGEST * max(lasted_s, 600.0)
         self._nodes = list(nodes)
         self._coming = sorted((Replayed(truth) for truth in tasks), key=_submitted, reverse=True)
         self._there: list[Replayed] = []
@@ -207,8 +75,14 @@ class Rounds:
 
     def outcome(self) -> Outcome:
         now = 0.0
-        while self._coming or self._there:
+        while any(_is_compared(task) for task in (*self._coming, *self._there)):
             now = self._next(now)
+            if now > self._longest_s:
+                raise InvalidInput(
+                    f"under {self._policy.name} its tasks would take more than {LONGEST} times as long as they did",
+                    hint="try another policy; if none does better, its measurements cannot be right",
+                    field="tasks",
+                )
             if self._happen(now) or now >= self._look_at:
                 self._look(now)
         return Outcome(
@@ -270,7 +144,7 @@ class Rounds:
             self._there.remove(task)
             self._finished.append(task)
             if task.windows:
-                keys, windows = _keys(task), tuple(task.windows.values())
+                keys, windows = keys_of(task.truth.record), tuple(task.windows.values())
                 self._profiles.learn(
                     keys, trained.measurements(self._kind, windows), total_work=task.done, restart_s=task.restart_s
                 )
@@ -352,10 +226,14 @@ class Rounds:
 
     def _demand(self, task: Replayed, now: float) -> Demand:
         record = task.truth.record
-        prior = self._profiles.similar(_keys(task))
+        prior = self._profiles.similar(keys_of(task.truth.record))
         windows = tuple(task.windows.values())
         low, high = bounds(task, prior, self._per_node, self._most)
-        batch = None if windows else next((self._batches[key] for key in _keys(task) if key in self._batches), None)
+        batch = (
+            None
+            if windows
+            else next((self._batches[key] for key in keys_of(task.truth.record) if key in self._batches), None)
+        )
         speed = self._speed(task, windows, prior, batch)
         usual = prior.restart_s if prior is not None else None
         return Demand(
@@ -421,26 +299,9 @@ class Rounds:
         return truth.costs.queued_s + truth.costs.starting_s + truth.total / max(rates)
 
 
-def bounds(task: Replayed, prior: Prior | None, per_node: int, most: int) -> tuple[int, int]:
-    """At least and at most so many slots, as `services.pool_demands.bounds` has it."""
-    record = task.truth.record
-    if not record.is_free:
-        return record.least, record.most
-    tried = max((window.slots for window in task.windows.values()), default=0)
-    high = most if prior is not None and prior.times is not None else max(per_node, 2 * tried)
-    return 1, min(high, most)
-
-
-def sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
-    """Evenly on nodes: any number on one, whole nodes beyond."""
-    found = [size for size in range(low, high + 1) if size <= per_node or size % per_node == 0]
-    return tuple(found or [low])
+def _is_compared(task: Replayed) -> bool:
+    return task.truth.record.state == SUCCEEDED
 
 
 def _submitted(task: Replayed) -> float:
     return task.truth.record.submitted_at
-
-
-def _keys(task: Replayed) -> list[str]:
-    like = task.truth.record.like
-    return [f"{level} {number}" for level, number in enumerate(like)] or [f"task {task.truth.record.id}"]

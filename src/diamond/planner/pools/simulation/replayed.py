@@ -1,0 +1,164 @@
+"""One task of a replay: where it is, how far it is, what was heard of it, and how large it may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from diamond.planner.pools.profiles import Prior
+from diamond.planner.pools.simulation.recorded import Truth
+from diamond.planner.pools.snapshot import Placement, Speed
+from diamond.planner.pools.trained import Window
+
+
+class Phase(Enum):
+    """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them."""
+
+    WAITING = "waiting"
+    QUEUED = "queued"
+    STARTING = "starting"
+    TRAINING = "training"
+    ENDING = "ending"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+class Fitted(NamedTuple):
+    """A speed, and what it was made of."""
+
+    windows: tuple[Window, ...]
+    prior: Prior | None
+    batch: int | None
+    speed: Speed
+
+
+@dataclass(eq=False)
+class Replayed:
+    """One task of a replay. `until`: when its phase is over, if nothing comes between."""
+
+    truth: Truth
+    phase: Phase = Phase.WAITING
+    until: float = math.inf
+    placement: Placement = ()
+    done: float = 0.0
+    at: float = 0.0
+    tells_at: float = math.inf
+    told: bool = False
+    windows: dict[tuple[int, int], Window] = field(default_factory=dict)
+    restart_s: float | None = None
+    attained_s: float = 0.0
+    running_since: float | None = None
+    first_at: float | None = None
+    trained_since: float = 0.0
+    starts: int = 0
+    lost_s: float = 0.0
+    lost_slot_s: float = 0.0
+    ended_at: float | None = None
+    fitted: Fitted | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.truth.record.id:05}"
+
+    @property
+    def slots(self) -> int:
+        return sum(slots for _, slots in self.placement)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.placement), self.slots
+
+    @property
+    def is_movable(self) -> bool:
+        return self.told and self.truth.record.can_move
+
+    @property
+    def runs(self) -> bool:
+        """Whether its job is one that could be asked to stop."""
+        return self.phase in (Phase.STARTING, Phase.TRAINING)
+
+    def advance(self, now: float) -> None:
+        """Up to now, which is not after the end of its phase."""
+        seconds = now - self.at
+        if self.phase is Phase.TRAINING:
+            self.done = min(self.truth.total, self.done + seconds * self.truth.rate(*self.size))
+        if self.running_since is not None:
+            self.attained_s += seconds * self.slots
+            if self.phase is not Phase.TRAINING and self.starts > 1:
+                self.lost_s += seconds
+                self.lost_slot_s += seconds * self.slots
+        self.at = now
+
+    def give(self, placement: Placement) -> None:
+        self.placement, self.phase, self.until = placement, Phase.QUEUED, self.at + self.truth.costs.queued_s
+
+    def ask_to_stop(self) -> None:
+        self.phase, self.until = Phase.STOPPING, self.at + self.truth.costs.stopping_s
+
+    def lose(self) -> None:
+        """Its node is gone, and half of what it does between two checkpoints."""
+        if self.phase is Phase.TRAINING:
+            undone_s = min(self.truth.saved_s / 2, self.at - self.trained_since)
+            self.done = max(0.0, self.done - undone_s * self.truth.rate(*self.size)) if self.truth.measured else 0.0
+            self.lost_s += undone_s
+            self.lost_slot_s += undone_s * self.slots
+        self._leave()
+
+    def step(self) -> None:
+        """Into its next phase, at the end of this one."""
+        costs = self.truth.costs
+        if self.phase is Phase.QUEUED:
+            self.phase, self.until = Phase.STARTING, self.at + costs.starting_s
+            self.running_since = self.at
+            self.first_at = self.at if self.first_at is None else self.first_at
+            self.starts += 1
+        elif self.phase is Phase.STARTING:
+            left_s = (self.truth.total - self.done) / self.truth.rate(*self.size)
+            self.phase, self.until, self.trained_since = Phase.TRAINING, self.at + left_s, self.at
+            self.tells_at = self.at + costs.telling_s if self.truth.measured else math.inf
+        elif self.phase is Phase.TRAINING:
+            self._tell()  # the last word comes with the end
+            self.done = self.truth.total
+            self.phase, self.until = Phase.ENDING, self.at + costs.ending_s
+        elif self.phase is Phase.STOPPING:
+            self._leave()
+        elif self.phase is Phase.ENDING:
+            self._leave()
+            self.phase, self.ended_at = Phase.DONE, self.at
+
+    def hear(self, now: float) -> None:
+        """What it says of itself, if that has come."""
+        if self.tells_at <= now:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self.truth.measured:
+            return
+        self.told, self.tells_at = True, math.inf
+        self.restart_s = self.truth.costs.starting_s
+        batch = self.truth.global_batch
+        self.windows.pop(self.size, None)
+        self.windows[self.size] = Window(*self.size, batch, batch / self.truth.rate(*self.size))
+
+    def _leave(self) -> None:
+        self.placement, self.phase, self.until = (), Phase.WAITING, math.inf
+        self.running_since, self.tells_at = None, math.inf
+
+
+def bounds(task: Replayed, prior: Prior | None, per_node: int, most: int) -> tuple[int, int]:
+    """At least and at most so many slots, as `services.pool_demands.bounds` has it."""
+    record = task.truth.record
+    if not record.is_free:
+        return record.least, record.most
+    if prior is not None and prior.times is not None:
+        return 1, most
+    tried = max((window.slots for window in task.windows.values()), default=0)
+    return 1, min(max(per_node, 2 * tried), most) if tried else 1
+
+
+def sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
+    """Evenly on nodes: any number on one, whole nodes beyond."""
+    found = [size for size in range(low, high + 1) if size <= per_node or size % per_node == 0]
+    return tuple(found or [low])
