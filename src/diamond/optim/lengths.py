@@ -169,7 +169,9 @@ def measure(
         by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
         own = 1.0 if outcome.weight is None else outcome.weight / outcome.share
         unit = float(slopes[0]) / by_output if by_output else 0.0  # not 1 for pieces of a batch and clipped gradients
-        if outcome.weight is not None and seen.alone and not 0 <= unit <= _OWN * own:
+        # Half precision may round away most of what the output does.
+        checked = outcome.weight is not None and seen.alone and seen.autocast is None
+        if checked and not 0 <= unit <= _OWN * own:
             damping += _of_a_penalty(float(slopes[0]) - own * by_output, float(sharded.dot(parameters, direction)))
         damped = [damping * sharded.dot(one, other) for place, one in enumerate(ways) for other in ways[place:]]
         found = _lowest(
@@ -179,8 +181,8 @@ def measure(
             return None
         if by_output == 0.0:
             return replace(found, still=still)
-        whole = 0 < unit <= _STEEPER * own or outcome.weight is None or not seen.alone
-        unit = unit if 0 < unit <= _STEEPER * own or not seen.alone else own
+        whole = 0 < unit <= _STEEPER * own or not checked
+        unit = unit if whole else own
 
         def change(lengths: Lengths) -> float:
             """Of the loss, at the output that such a step really gives."""

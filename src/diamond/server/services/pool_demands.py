@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from sqlalchemy.orm import Session, undefer
 
 from diamond.core.codec import decode
 from diamond.core.pools import PoolPlace, PoolSpec
-from diamond.core.states import JobState, TaskState
+from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.core.training import Measure
 from diamond.planner.pools import trained
@@ -34,7 +35,9 @@ from diamond.server.store.pool_models import PoolRow
 log = logging.getLogger(__name__)
 
 RESTART_S = 30.0  # until it was measured
+ENDING_S = 3.0  # of a move, before the job has ended: to finish the step and to save
 _LONGEST_RESTART_S = 3600.0
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _MOST_LEARNT = 20  # tasks taken in by one round
 
 
@@ -66,6 +69,7 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
     windows: dict[tuple[int, int], Window] = {}
     latest: Measure | None = None
     restarts: list[float] = []
+    before: JobRow | None = None
     for job in jobs:
         seen = ctx.measures.of_job(job.id)
         for row in seen.sizes.values():
@@ -75,7 +79,11 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
                 windows[key] = Window(row.nodes, row.world, row.global_batch, row.step_s)
         latest = seen.latest or latest
         if seen.first is not None and job.started_at is not None:
-            restarts.append(seen.first.began_s - job.started_at)
+            # From the end of the job before, where one was asked to stop, and what it took to save and end.
+            moved = before is not None and before.ended_at is not None and before.desired == Desired.YIELD
+            since = before.ended_at - ENDING_S if before is not None and before.ended_at and moved else job.started_at
+            restarts.append(seen.first.began_s - since)
+        before = job
     sane = [one for one in restarts if 0.0 <= one <= _LONGEST_RESTART_S]
     is_elastic = spec.resources.is_elastic or spec.resources.range is None
     return Known(
@@ -150,9 +158,10 @@ def _sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
 
 
 def keys_of(name: str, spec: TaskSpec) -> list[str]:
-    """What past tasks are known by: the same code, command and variables; the same command; the same name."""
+    """What past tasks are known by: the same code, command and variables; the same command but for numbers in it; the
+    same name."""
     code = json.dumps([spec.run, spec.workdir, sorted(spec.envs.items()), sorted(spec.file_mounts.items())])
-    return [f"code {_digest(code)}", f"run {_digest(spec.run)}", f"name {name[:200]}"]
+    return [f"code {_digest(code)}", f"run {_digest(_NUMBER.sub('#', spec.run))}", f"name {name[:200]}"]
 
 
 def _digest(text: str) -> str:

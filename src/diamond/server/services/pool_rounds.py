@@ -92,7 +92,13 @@ def _one(ctx: Context, pool_id: str) -> float | None:
         busy = bool(fresh.state.members or fresh.state.pilots)
     if fresh.topics:
         ctx.hub.notify(*fresh.topics, f"pool:{pool_id}", "planning")
-    return now + (SOON_S if _in_transit(fresh.state) else ROUND_S / 4) if busy else None
+    if not busy:
+        return None
+    if _in_transit(fresh.state):
+        return now + SOON_S
+    if fresh.state.pool.closed_at is None and row.plan.get("about") != _about(fresh.state, demands, now):
+        return now + SOON_S / 2  # something has changed just after a decision
+    return now + ROUND_S / 4
 
 
 # ---- deciding --------------------------------------------------------------------------------------------------------
