@@ -184,6 +184,29 @@ def test_slots_are_given_and_taken(site: Site) -> None:
     assert [one.slots for one in pools.get(site.ctx, site.user_id, "p").decisions if one.task_id == first][1:] == [4, 2]
 
 
+def test_a_task_that_does_not_stop_is_not_waited_for_long(site: Site) -> None:
+    site.pool(nodes="1")
+    site.hold()
+    first = site.launch(resources={"accelerators": "A100:1..4"}, name="first")
+    site.round()
+    order = site.order(first)
+    assert order is not None and order.place is not None
+    site.run(order.job_id)
+    site.measure(order.job_id, 100, slots=order.place.slots, step_s=1.2 / order.place.slots)
+    site.clock.advance(300)
+    site.round()
+    asked = site.order(first)
+    assert asked is not None and asked.desired is Desired.YIELD
+    second = site.launch(resources={"accelerators": "A100:1..4"}, name="second")
+    site.round()
+    assert site.order(second) is None
+    site.clock.advance(pool_rounds.PATIENCE_S)
+    site.round()
+    placed = site.order(second)
+    assert placed is not None and placed.place is not None
+    assert placed.place.slots + order.place.slots <= 4
+
+
 def test_a_task_that_measured_nothing_is_left_alone(site: Site) -> None:
     site.pool(nodes="1")
     site.hold()

@@ -118,7 +118,7 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
         min_gpus=low,
         max_gpus=high,
         sizes=_sizes(low, high, state.spec.slots_per_node) if low != high else None,
-        movable=known.is_movable or place is None,
+        movable=(known.is_movable and not member.is_moving) or place is None,  # asked in vain, it is left alone
         priority=task.priority,
         owner=task.owner_id,
         left=None if isinstance(speed, Linear) else _left(known, prior),

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 ROUND_S = 60.0  # a new decision at least so often, while something runs
 SOON_S = 2.0  # and not more often than that
 DECIDE_S = 1.0
+PATIENCE_S = 300.0  # for a task that was asked to save and stop; then others are not kept waiting for it
 _MOST_NEW = 32  # pilots asked for at once
 
 
@@ -94,7 +95,7 @@ def _one(ctx: Context, pool_id: str) -> float | None:
         ctx.hub.notify(*fresh.topics, f"pool:{pool_id}", "planning")
     if not busy:
         return None
-    if _in_transit(fresh.state):
+    if _in_transit(fresh.state, now):
         return now + SOON_S
     if fresh.state.pool.closed_at is None and row.plan.get("about") != _about(fresh.state, demands, now):
         return now + SOON_S / 2  # something has changed just after a decision
@@ -133,8 +134,8 @@ def _is_time(state: State, plan: dict[str, Any], demands: list[Demand], now: flo
     about = _about(state, demands, now)
     if plan.get("about") != about:
         # While tasks are on their way to what was decided, that is carried out first, but for nodes that are gone.
-        return age >= SOON_S and (not _in_transit(state) or plan.get("nodes") != about[0])
-    return age >= ROUND_S and not _in_transit(state)
+        return age >= SOON_S and (not _in_transit(state, now) or plan.get("nodes") != about[0])
+    return age >= ROUND_S and not _in_transit(state, now)
 
 
 def _about(state: State, demands: list[Demand], now: float) -> list[list[str]]:
@@ -145,8 +146,13 @@ def _about(state: State, demands: list[Demand], now: float) -> list[list[str]]:
     ]
 
 
-def _in_transit(state: State) -> bool:
-    return any(member.is_moving for member in state.members)
+def _in_transit(state: State, now: float) -> bool:
+    """Whether a task is about to stop that was asked to."""
+    asked: dict[str, float] = state.pool.plan.get("asked", {})
+    return any(
+        member.is_moving and member.live is not None and now - asked.get(member.live.id, now) < PATIENCE_S
+        for member in state.members
+    )
 
 
 def _kept(fresh: Round, decision: Decision, now: float) -> dict[str, Any]:
@@ -229,6 +235,9 @@ def _maybe_move(ctx: Context, session: Session, fresh: Round, member: Member, wa
     if not closing and "placed" not in fresh.state.pool.plan:
         return
     job.desired = Desired.YIELD.value
+    live = {one.live.id for one in fresh.state.members if one.live is not None}
+    asked = {name: at for name, at in fresh.state.pool.plan.get("asked", {}).items() if name in live}
+    fresh.state.pool.plan = {**fresh.state.pool.plan, "asked": {**asked, job.id: now}}
     job.revision = next_revision(session, job.endpoint_id)
     slots = sum(slots for _, slots in wanted)
     lifecycle.record(session, member.task, "task.resizing", now, {"from": place.slots, "to": slots})
