@@ -64,7 +64,8 @@ def test_a_record_holds_what_was_true(ctx: Context, user_id: str, clock: Clock) 
     assert (record.slot_kind, record.slots_per_node, record.most_nodes, len(record.nodes)) == ("A100", 2, 4, 4)
     assert (task.least, task.most, task.is_free, task.can_move, task.sizes) == (1, 4, False, True, "even")
     assert (task.submitted_at, task.total_samples, task.global_batch) == (0.0, 600 * BATCH, BATCH)
-    assert task.restart_s == pytest.approx(RESTART_S, rel=0.1)
+    assert task.restart_s is not None
+    assert RESTART_S - 1 <= task.restart_s <= QUEUE_S + RESTART_S + pool_demands.ENDING_S + 5, "with all a move takes"
     assert {(one.nodes, one.slots) for one in task.windows} == {(job.nodes, job.slots) for job in task.jobs}
     text = json.dumps(encode(record))
     assert not [word for word in ("secret", "hunter", "my name", user_id, "tsk_", "job_", "usr_") if word in text]

@@ -12,6 +12,8 @@ from diamond.planner.pools.simulation.recorded import Truth
 from diamond.planner.pools.snapshot import Placement, Speed
 from diamond.planner.pools.trained import Window
 
+ENDING_S = 3.0  # as `services.pool_demands` has it: of a move, before the job has ended
+
 
 class Phase(Enum):
     """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them."""
@@ -137,7 +139,8 @@ class Replayed:
         if not self.truth.measured:
             return
         self.told, self.tells_at = True, math.inf
-        self.restart_s = self.truth.costs.starting_s
+        costs = self.truth.costs
+        self.restart_s = costs.starting_s if self.starts < 2 else costs.queued_s + costs.starting_s + ENDING_S
         batch = self.truth.global_batch
         self.windows.pop(self.size, None)
         self.windows[self.size] = Window(*self.size, batch, batch / self.truth.rate(*self.size))
