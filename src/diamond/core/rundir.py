@@ -45,6 +45,7 @@ import contextlib
 import json
 import os
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -351,7 +352,8 @@ def read_hang(run_dir: RunDir) -> str:
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Whole or not at all, also across a power cut: write beside it, fsync, rename."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    # Of a thread's own: two that write the same file at once would take each other's away.
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")
     # A new file, whatever a crash or a job has put there: writing into a pipe would wait for its reader.
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()

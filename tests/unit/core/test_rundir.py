@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,12 @@ def test_who_stood_still_is_the_one_that_came_least_far(tmp_path: Path) -> None:
     note(3, '{"step": -1, "phase": 1, "text": "nobody", "final": true}')
     note(4, '{"step": 1e400, "phase": [], "text": 3}')
     assert read_hang(run_dir) == "rank 5 reads\nFile x"
+
+
+def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "manifest.json"
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(write_atomic, target, b"whole") for _ in range(200)]:
+            done.result()
+    assert target.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [target]
