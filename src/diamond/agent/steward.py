@@ -81,7 +81,8 @@ class Step:
     def leader(self) -> int:
         """The pid of its job.sh; 0 while there is none, or none any more."""
         found = _read(os.path.join(self.run_dir, "started")).decode(errors="replace").split()
-        if len(found) != 3 or not found[0].isdecimal() or int(found[0]) <= 1 or found[2] != _boot_id():
+        is_number = len(found) == 3 and found[0].isdecimal() and len(found[0]) <= 10
+        if not is_number or int(found[0]) <= 1 or found[2] != _boot_id():
             return 0
         stat = _stat(int(found[0]))
         return int(found[0]) if stat is not None and found[1] in ("0", str(stat.start_ticks)) else 0
@@ -96,7 +97,7 @@ class Steward:
         self._host = os.environ.get("SLURMD_NODENAME") or os.environ.get("SLURM_JOB_NODELIST") or socket.gethostname()
         self._devices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         self._steps: dict[str, Step] = {}
-        self._over: set[str] = set()
+        self._over: dict[str, dict[str, Any]] = {}  # what its NAME.done says
         self._is_closing = False  # its time is nearly over: nothing new is started
         self._is_stopping = False
         self._memory_at_s = 0.0
@@ -158,7 +159,9 @@ class Steward:
 
     def _look(self) -> None:
         names = _listing(self._steps_dir)
-        self._over = {name for name in self._over if f"{name}.json" in names}
+        self._over = {name: raw for name, raw in self._over.items() if f"{name}.json" in names}
+        for name in (one for one in self._over if f"{one}.done" not in names):  # the disk was full, say
+            _write(os.path.join(self._steps_dir, f"{name}.done"), self._over[name])
         for name in self._waiting(names):
             self._begin(name, names)
         for step in list(self._steps.values()):
@@ -177,7 +180,7 @@ class Steward:
     def _begin(self, name: str, names: set[str]) -> None:
         try:
             step = Step(name, _json(os.path.join(self._steps_dir, f"{name}.json")))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever is in there, all other steps go on
             self._done(name, 1, f"its step file cannot be read: {error!r}")
             return
         if os.path.lexists(os.path.join(step.run_dir, "started")):
@@ -337,9 +340,8 @@ class Steward:
         return True
 
     def _done(self, name: str, status: int, text: str = "", is_refused: bool = False) -> None:
-        self._over.add(name)
-        raw = {"status": status, "at": time.time(), "text": text, "refused": is_refused}
-        _write(os.path.join(self._steps_dir, f"{name}.done"), raw)
+        self._over[name] = {"status": status, "at": time.time(), "text": text, "refused": is_refused}
+        _write(os.path.join(self._steps_dir, f"{name}.done"), self._over[name])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def _read(path: str) -> bytes:
 def _json(path: str) -> dict[str, Any]:
     try:
         found = json.loads(_read(path) or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

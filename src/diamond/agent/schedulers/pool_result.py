@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from diamond.agent.schedulers.causes import load_cause
 from diamond.agent.schedulers.pool_spool import Spooled
 from diamond.agent.schedulers.result import Ending, conclude, lost
 from diamond.core.reasons import Reason
-from diamond.core.rundir import RunDir, clean, may_have_started, moment, read_exit, read_json, read_process_mark
+from diamond.core.rundir import RunDir, clean, may_have_started, moment, read_exit, read_json, read_process_mark, whole
 from diamond.core.scripts import ALREADY_STARTED
 from diamond.core.states import JobState
 
@@ -26,6 +27,7 @@ _EARLY_S = 2.0  # the steward looks twice a second
 _TOLD_S = 5.0  # between a pilot being told to stop and its noting that
 _SETTLE_S = 1.0  # for a pilot that ends together with its steps to say so
 _MAX_TEXT = 1000
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,255}")  # it becomes part of scripts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,11 @@ def read_pilot(run_dir: RunDir) -> PilotFile | None:
     raw = read_json(run_dir.pilot)
     try:
         slurm_id = raw["slurm_id"]
-        if not isinstance(raw["host"], str) or not (slurm_id is None or str(slurm_id).isdecimal()):
+        if (
+            not isinstance(raw["host"], str)
+            or not _HOST.fullmatch(raw["host"])
+            or not (slurm_id is None or str(slurm_id).isdecimal())
+        ):
             return None
         return PilotFile(host=clean(raw["host"], 255), slurm_id=str(slurm_id or ""))
     except KeyError:
@@ -133,9 +139,9 @@ def _end(spooled: Spooled, done: dict[str, object], over: Mapping[str, float | N
     submission = spooled.submission
     pilots = pilots_of(spooled)
     running = _running(spooled, pilots)
-    status = done.get("status")
+    status = _status(done)
     ending = Ending(
-        status=status if isinstance(status, int) else None,
+        status=status,
         host=running.hosts[0] if running.hosts else "",
         scheduler_id=running.scheduler_id,
         queued_at=spooled.queued_at,
@@ -168,6 +174,14 @@ def _not_started(spooled: Spooled, done: dict[str, object], over: Mapping[str, f
     if any(_is_lost(pilot, over, _ended_at(done)) for pilot in pilots_of(spooled)):
         return never_ran(spooled, Reason.NODE_FAIL, PILOT_ENDED)
     return never_ran(spooled, Reason.LAUNCH_FAILED, _text(done) or "its step ended before its script began")
+
+
+def _status(done: dict[str, object]) -> int | None:
+    """As `subprocess` gives it; a job can write there too."""
+    try:
+        return whole(done.get("status"), -64, 255)
+    except ValueError:
+        return None
 
 
 def _text(done: dict[str, object]) -> str:

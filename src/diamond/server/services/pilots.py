@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from diamond.core.codec import decode, encode
@@ -25,6 +26,7 @@ from diamond.server.store.pool_models import PoolRow
 
 # Before a pilot ends, its tasks save and move; the next one should hold its node by then.
 LEAD_SHARE, LEAST_LEAD_S = 0.15, 60.0
+_SOON_OVER_S, _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_FAILED = 30.0, 5.0, 900.0, 16
 
 
 def lead_s(walltime_s: float) -> float:
@@ -101,6 +103,22 @@ def ask_for(ctx: Context, session: Session, pool: PoolRow, spec: PoolSpec) -> Ta
     session.flush()
     lifecycle.record(session, task, "task.created", now, {"name": task.name, "kind": task.kind, "pool": pool.name})
     return task
+
+
+def may_ask(session: Session, pool: PoolRow, now: float) -> bool:
+    """Whether to ask for a pilot now: after ones that ended at once, ever later."""
+    newest = (
+        sa.select(sa.func.coalesce(TaskRow.ended_at, 0.0), TaskRow.started_at, TaskRow.reason)
+        .where(TaskRow.pool_id == pool.id, TaskRow.kind == "pilot", TaskRow.ended_at.is_not(None))
+        .order_by(TaskRow.ended_at.desc())
+        .limit(_MOST_FAILED)
+    )
+    failed: list[float] = []
+    for ended_at, started_at, reason in session.execute(newest):
+        if reason == Reason.CANCELLED or float(ended_at) - float(started_at or ended_at) >= _SOON_OVER_S:
+            break
+        failed.append(float(ended_at))
+    return not failed or now - failed[0] >= min(_FIRST_WAIT_S * 2 ** len(failed), _LONGEST_WAIT_S)
 
 
 def let_go(ctx: Context, session: Session, pilot: Held, why: str) -> set[str]:

@@ -22,9 +22,11 @@ from diamond.core.pools import PoolNode, PoolPlace
 from diamond.core.resources import Resources
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import TaskSpec
+from diamond.planner.pools.even import evened
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.snapshot import Decision, Demand, Node, Placement, Shape, Snapshot
 from diamond.server.services import (
+    audit,
     lifecycle,
     pilots,
     planning,
@@ -38,7 +40,7 @@ from diamond.server.services.chains import next_revision
 from diamond.server.services.context import Context
 from diamond.server.services.pool_demands import Known
 from diamond.server.services.pool_state import Member, State, read
-from diamond.server.store.models import JobRow
+from diamond.server.store.models import EndpointRow, JobRow, UserRow
 from diamond.server.store.pool_models import PoolDecisionRow, PoolRow
 
 log = logging.getLogger(__name__)
@@ -64,20 +66,30 @@ def run(ctx: Context) -> float | None:
     """A round of every pool; when to look again, None: when something changes."""
     with ctx.db.read() as session:
         rows = list(pools.open_pools(session))
-    later = [at for row in rows if (at := _one(ctx, row.id)) is not None]
+    later = [at for row in rows if (at := _tried(ctx, row.id)) is not None]
     return min(later, default=None)
+
+
+def _tried(ctx: Context, pool_id: str) -> float | None:
+    try:
+        return _one(ctx, pool_id)
+    except Exception:  # one pool must not keep all others from going on
+        log.exception("a round of pool %s failed; it is tried again", pool_id)
+        return ctx.clock() + ROUND_S / 4
 
 
 def _one(ctx: Context, pool_id: str) -> float | None:
     now = ctx.clock()
     with ctx.db.read() as session:
         state = read(session, session.get_one(PoolRow, pool_id, options=[undefer(PoolRow.profiles)]))
+        barred = _barred(session, state)
     known = pool_demands.known_of(ctx, state)
-    demands = pool_demands.demands(state, known, now)
+    demands = [one for one in pool_demands.demands(state, known, now) if one.id not in barred]
     plan = state.pool.plan
     decision = None
     if state.pool.closed_at is None and _is_time(state, plan, demands, now):
-        decision = Goodput().allocate(_snapshot(state, demands, now))
+        snapshot = _snapshot(state, demands, now)
+        decision = evened(Goodput().allocate(snapshot), snapshot)
     with ctx.db.write() as session:
         # In the order that holds everywhere: pilots count against quotas, and images may have to be brought.
         quotas.lock(session, sorted({state.pool.owner_id, *(member.task.owner_id for member in state.members)}))
@@ -85,6 +97,7 @@ def _one(ctx: Context, pool_id: str) -> float | None:
         asked = sa.select(PoolRow).where(PoolRow.id == pool_id).options(undefer(PoolRow.profiles))
         row = session.scalars(asked.with_for_update()).one()
         fresh = Round(read(session, row, lock=True), known, demands)
+        _close_orphan(session, fresh, now)
         if decision is not None:
             row.plan = _kept(fresh, decision, now)
         _carry_out(ctx, session, fresh, now)
@@ -100,6 +113,27 @@ def _one(ctx: Context, pool_id: str) -> float | None:
     if fresh.state.pool.closed_at is None and row.plan.get("about") != _about(fresh.state, demands, now):
         return now + SOON_S / 2  # something has changed just after a decision
     return now + ROUND_S / 4
+
+
+def _barred(session: Session, state: State) -> set[str]:
+    """Tasks that wait and whose owners may not run in the pool any more: they left its project."""
+    endpoint = session.get_one(EndpointRow, state.pool.endpoint_id)
+    return {
+        member.task.id
+        for member in state.members
+        if member.live is None
+        and not snapshots.usable(session, member.task.owner_id, member.task.project_id, [endpoint])
+    }
+
+
+def _close_orphan(session: Session, fresh: Round, now: float) -> None:
+    """A pool ends with its owner's account, and when its owner may hold no nodes there any more."""
+    pool = fresh.state.pool
+    endpoint, owner = session.get_one(EndpointRow, pool.endpoint_id), session.get_one(UserRow, pool.owner_id)
+    lost = owner.disabled_at is not None or not snapshots.usable(session, owner.id, pool.project_id, [endpoint])
+    if pool.closed_at is None and lost:
+        pool.closed_at = now
+        audit.record(session, now, "pool.closed", pool.id, name=pool.name)
 
 
 # ---- deciding --------------------------------------------------------------------------------------------------------
@@ -209,10 +243,14 @@ def _carry_out(ctx: Context, session: Session, fresh: Round, now: float) -> None
         if member.live is not None:
             _maybe_move(ctx, session, fresh, member, wanted.get(member.task.id, ()), now)
     used = state.used()
+    barred = _barred(session, state)
     for member in state.members:
         if member.live is not None or member.task.desired != Desired.RUN or not member.is_due(now):
             continue
         placement = wanted.get(member.task.id, ())
+        if member.task.id in barred:
+            _wait(fresh, member, "its owner may not run tasks in the pool any more: stop it, or launch it elsewhere")
+            continue
         if not placement or any(pilot not in there for pilot, _ in placement):
             _say_why(fresh, member, plan, wanted)
         elif all(used.get(pilot, 0) + slots <= state.spec.slots_per_node for pilot, slots in placement):
@@ -230,7 +268,7 @@ def _maybe_move(ctx: Context, session: Session, fresh: Round, member: Member, wa
     if place is None or job.desired != Desired.RUN or job.state != JobState.RUNNING.value:
         return
     closing = fresh.state.pool.closed_at is not None
-    if not closing and (_placement(place) == wanted or not fresh.known[member.task.id].is_movable):
+    if not closing and (_placement(place) == wanted or not fresh.known.get(member.task.id, Known()).is_movable):
         return
     if not closing and "placed" not in fresh.state.pool.plan:
         return
@@ -323,7 +361,10 @@ def _hold_nodes(ctx: Context, session: Session, fresh: Round, now: float) -> Non
         if now - idle[pilot.job.id] >= (0 if state.pool.closed_at is not None else state.spec.idle):
             fresh.topics |= pilots.let_go(ctx, session, pilot, "it had nothing to do")
             spare -= 1
-    for _ in range(min(wanted - len(lasting), _MOST_NEW)):
+    # Those that should be over and are not reported so are not replaced without end.
+    room = 2 * state.spec.most_nodes - len(state.pilots)
+    more = min(wanted - len(lasting), _MOST_NEW, room)
+    for _ in range(more if more > 0 and pilots.may_ask(session, state.pool, now) else 0):
         task = pilots.ask_for(ctx, session, state.pool, state.spec)
         placed = planning.place_task(ctx, session, task, decode(TaskSpec, task.spec))
         fresh.topics |= {*placed.topics, "planning"}

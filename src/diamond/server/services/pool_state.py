@@ -85,11 +85,12 @@ class State:
 
 def read(session: Session, pool: PoolRow, *, lock: bool = False) -> State:
     """`lock`: the tasks, for whoever is about to change them."""
+    live = (TaskRow.pool_id == pool.id, TaskRow.state.not_in(_FINAL_TASKS))
+    oldest = sa.select(TaskRow.id).where(*live, TaskRow.kind == "command").order_by(TaskRow.id).limit(_MOST_TASKS)
     query = (
         sa.select(TaskRow)
-        .where(TaskRow.pool_id == pool.id, TaskRow.state.not_in(_FINAL_TASKS))
+        .where(*live, sa.or_(TaskRow.kind == "pilot", TaskRow.id.in_(oldest)))  # of pilots, all
         .order_by(TaskRow.id)
-        .limit(_MOST_TASKS)
         .options(undefer(TaskRow.spec), undefer(TaskRow.work))
     )
     tasks = session.scalars(query.with_for_update() if lock else query).all()

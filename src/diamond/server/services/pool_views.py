@@ -136,7 +136,7 @@ def _task(
         most=high,
         resizable=known.is_movable,
         moving=member.is_moving,
-        reason=task.pending_reason or str(plan.get("reasons", {}).get(task.id, "")),
+        reason=(task.pending_reason if is_mine else "") or str(plan.get("reasons", {}).get(task.id, "")),
         goodput=goodput,
         alone=estimate.get("alone") if estimate.get("known") else None,
         step=latest.step if latest is not None else None,

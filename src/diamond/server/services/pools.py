@@ -19,7 +19,7 @@ from diamond.planner.placement import place
 from diamond.server.services import access, audit, pilots, pool_views, projects, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import ProjectRow
-from diamond.server.store.models import EndpointRow, TaskRow
+from diamond.server.store.models import EndpointRow, TaskRow, UserRow
 from diamond.server.store.pool_models import PoolRow
 
 MAX_OPEN = 50  # of one owner
@@ -36,6 +36,8 @@ def create(ctx: Context, user_id: str, raw: object) -> Pool:
     spec = PoolSpec.parse(raw)
     now = ctx.clock()
     with ctx.db.write() as session:
+        # PostgreSQL: two of a name at once would not see each other.
+        session.execute(sa.select(UserRow.id).where(UserRow.id == user_id).with_for_update())
         project = projects.resolve(session, user_id, spec.project)
         endpoint = _endpoint(session, user_id, project, spec)
         _check_nodes(ctx, endpoint, spec)
@@ -135,7 +137,9 @@ def find(session: Session, user_id: str, ref: str) -> PoolRow:
         query = query.where(PoolRow.name == ref)
     else:  # PostgreSQL would stumble over a NUL
         query = query.where(sa.false())
-    order = (PoolRow.closed_at.is_(None).desc(), (PoolRow.owner_id == user_id).desc(), PoolRow.id.desc())
+    # Of open ones the oldest: nobody takes another's place by the name. Of closed ones the newest.
+    age = sa.case((PoolRow.closed_at.is_(None), PoolRow.id), else_="")
+    order = (PoolRow.closed_at.is_(None).desc(), (PoolRow.owner_id == user_id).desc(), age, PoolRow.id.desc())
     row = session.scalars(query.order_by(*order).limit(1)).one_or_none()
     if row is None:
         raise NotFound(f"there is no pool {ref[:60]!r}", hint="`diamond pool ls` lists them", field="pool")
@@ -165,6 +169,11 @@ def for_task(session: Session, user_id: str, project_id: str | None, spec: TaskS
 
 def spec_of(row: PoolRow) -> PoolSpec:
     return decode(PoolSpec, row.spec)
+
+
+def endpoint_of(session: Session, pool_id: str | None) -> str | None:
+    """Where a round may at any time give a task of the pool a job."""
+    return session.scalars(sa.select(PoolRow.endpoint_id).where(PoolRow.id == pool_id)).one_or_none()
 
 
 def open_pools(session: Session) -> Sequence[PoolRow]:
@@ -272,12 +281,25 @@ def _check_fits(row: PoolRow, spec: TaskSpec) -> None:
     if needs.gpu_type is not None and pool.kind.lower() not in (needs.gpu_type.lower(), "gpu"):
         raise InvalidInput(f"pool {row.name!r} has {pool.kind}s", hint="name these, or gpu for any", field=at)
     low = least(spec)
+    if not _lies_evenly(pool.slots_per_node, low, spec):
+        raise InvalidInput(
+            f"{low} slots do not lie evenly on nodes of {pool.slots_per_node}",
+            hint=f"ask for at most {pool.slots_per_node}, or for a multiple of that",
+            field=at,
+        )
     if low > pool.slots_per_node * pool.most_nodes:
         raise InvalidInput(
             f"pool {row.name!r} has at most {pool.slots_per_node * pool.most_nodes} slots, the task needs {low}",
             hint="ask for fewer, or let the pool have more nodes",
             field=at,
         )
+
+
+def _lies_evenly(per_node: int, low: int, spec: TaskSpec) -> bool:
+    """Whether a number of slots that the task takes fits on one node or fills several."""
+    bounds = spec.resources.range
+    high = max(low, bounds[1]) if bounds is not None and spec.resources.is_elastic else low
+    return low <= per_node or high // per_node > (low - 1) // per_node
 
 
 def least(spec: TaskSpec) -> int:

@@ -389,8 +389,8 @@ def cancel(ctx: Context, user_id: str, task_id: str) -> Task:
 
 def lock_endpoint(session: Session, seen: TaskRow) -> None:
     """Endpoint before task: the order in which every transaction takes its locks. The task is read again after it."""
-    if seen.endpoint_id:
-        session.execute(sa.select(EndpointRow.id).where(EndpointRow.id == seen.endpoint_id).with_for_update())
+    if endpoint_id := seen.endpoint_id or pools.endpoint_of(session, seen.pool_id):
+        session.execute(sa.select(EndpointRow.id).where(EndpointRow.id == endpoint_id).with_for_update())
     session.expire(seen)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from diamond.core.errors import InvalidInput
 from diamond.planner.pools import trained
+from diamond.planner.pools.even import evened
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.simulation.outcomes import Contention, Outcome, Placed, TaskOutcome
 from diamond.planner.pools.simulation.recorded import SUCCEEDED, NodeTime, Truth, keys_of
@@ -194,7 +195,7 @@ class Rounds:
         }
         snapshot = Snapshot(now=now, nodes=nodes, demands=tuple(demands), placed=placed, seconds=DECIDE_S)
         began = time.perf_counter()
-        decision = self._policy.allocate(snapshot)
+        decision = evened(self._policy.allocate(snapshot), snapshot)
         self._decisions_s.append(time.perf_counter() - began)
         if wrong := faults(snapshot, decision):
             raise RuntimeError(f"policy {self._policy.name} at {now:g} s: {'; '.join(wrong[:5])}")

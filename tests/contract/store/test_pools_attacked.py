@@ -1,0 +1,89 @@
+"""What was done to pools to break them; on every database. The agent is the test, see test_pools.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diamond.core.errors import InvalidInput
+from diamond.core.reasons import Reason
+from diamond.core.states import JobState
+from diamond.server.services import pool_rounds, pools
+from diamond.server.services.context import Context
+from diamond.server.store.models import UserRow
+from diamond.server.store.pool_models import PoolRow
+from tests.contract.store.test_pools import Site
+
+
+@pytest.fixture
+def site(ctx: Context, user_id: str, clock: Any) -> Site:
+    return Site(ctx, user_id, clock)
+
+
+def test_slots_that_would_lie_unevenly_hold_nobody_up(site: Site) -> None:
+    """Fixed sizes of 3 and 2 leave 1 and 2 free: a third task of 3 waits, and one of 1 does not wait for it."""
+    site.pool(nodes="2")
+    site.hold(2)
+    for size in (3, 2):
+        task_id = site.launch(resources={"accelerators": f"A100:{size}"})
+        site.round()
+        order = site.order(task_id)
+        assert order is not None
+        site.run(order.job_id)
+    large = site.launch(resources={"accelerators": "A100:3"})
+    small = site.launch(resources={"accelerators": "A100:1"})
+    site.round()
+    assert site.order(large) is None
+    assert site.order(small) is not None
+    with pytest.raises(InvalidInput, match="evenly"):
+        site.launch(resources={"accelerators": "A100:6"})
+
+
+def test_pilots_that_fail_at_once_are_asked_for_ever_later(site: Site) -> None:
+    site.pool(nodes="1")
+    asked = 0
+    for _ in range(40):
+        site.round()
+        for order in site.pilots():
+            asked += 1
+            site.run(order.job_id)
+            site.end(order.job_id, Reason.EXIT_NONZERO)
+    assert 2 <= asked <= 8, asked
+
+
+def test_pilots_that_should_be_over_are_not_replaced_without_end(site: Site) -> None:
+    site.pool(nodes="1", walltime="10m")
+    site.hold()
+    for _ in range(10):
+        site.clock.advance(700)
+        site.round()
+        for order in site.pilots():
+            site.tell(order.job_id, JobState.RUNNING, started_at=site.clock() - 650, hosts=("n1",))
+    assert len(site.pilots()) <= 2
+
+
+def test_a_pool_ends_with_its_owners_account(site: Site) -> None:
+    site.pool()
+    site.hold()
+    with site.ctx.db.write() as session:
+        session.get_one(UserRow, site.user_id).disabled_at = site.clock()
+    site.round()
+    with site.ctx.db.read() as session:
+        assert pools.find(session, site.user_id, "p").closed_at is not None
+
+
+def test_one_pools_trouble_is_not_the_others(site: Site) -> None:
+    site.pool(name="broken", nodes="1")
+    site.pool(name="p", nodes="1")
+    site.round()
+    with site.ctx.db.write() as session:
+        row = pools.find(session, site.user_id, "broken")
+        session.get_one(PoolRow, row.id).plan = {"at": "never", "placed": 7}
+    for order in site.pilots():
+        site.run(order.job_id)
+    site.clock.advance(pool_rounds.ROUND_S)
+    site.round()
+    task_id = site.launch(resources={"accelerators": "A100:1"})
+    site.round()
+    assert site.order(task_id) is not None
