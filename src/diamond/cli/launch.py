@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _SLURM = ("partition", "account", "qos", "constraint", "reservation", "time")
+_NUMBERS = re.compile(r"\d+(\.\.\d+)?")  # of GPUs of any type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Changes:
     cpus: str | None = None
     memory: str | None = None
     gpus: str | None = None
+    slots: str | None = None
     image_id: str | None = None
     partition: str | None = None
     account: str | None = None
@@ -56,8 +59,8 @@ class Changes:
         found = dict(raw) | {key: value for key in top if (value := getattr(self, key)) is not None}
         if self.workdir is not None:
             found["workdir"] = os.path.abspath(os.path.expanduser(self.workdir))
-        wanted: dict[str, Any] = {key: getattr(self, key) for key in ("infra", "cpus", "memory", "image_id")}
-        wanted["accelerators"] = f"gpu:{self.gpus}" if self.gpus and self.gpus.isdecimal() else self.gpus
+        wanted: dict[str, Any] = {key: getattr(self, key) for key in ("infra", "cpus", "memory", "image_id", "slots")}
+        wanted["accelerators"] = f"gpu:{self.gpus}" if _NUMBERS.fullmatch(self.gpus or "") else self.gpus
         given = {key: value for key, value in wanted.items() if value is not None}
         if self.image_id is not None:
             found.pop("image", None)  # named instead of described

@@ -48,7 +48,10 @@ def launch(
     ] = None,
     cpus: Annotated[str | None, typer.Option("--cpus", help="Cores per node, e.g. 4 or 4+.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="GiB per node, e.g. 32 or 32+.")] = None,
-    gpus: Annotated[str | None, typer.Option("--gpus", help="GPUs per node, e.g. 2 or H100:4.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help="GPUs per node, e.g. 2 or H100:4; in a pool also a range, H100:1..8.")
+    ] = None,
+    slots: Annotated[str | None, typer.Option("--slots", help="Slots of a pool of cores, e.g. 2 or 1..4.")] = None,
     image: Annotated[
         str | None, typer.Option("--image", help="Image to run in: NAME, NAME@sha256:…, docker://… or a path there.")
     ] = None,
@@ -82,6 +85,7 @@ def launch(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        slots=slots,
         image_id=image,
         partition=partition,
         account=account,

@@ -132,6 +132,7 @@ def _slots(task: PoolTask) -> str:
     """``4 of 1..8``; one number where the task leaves no choice."""
     bounds = f"{task.least}..{task.most}" if task.least != task.most else str(task.most)
     fixed = "" if task.resizable or task.least == task.most or not task.slots else ", stays"
+    fixed = ", not measured yet" if fixed and task.step is None else fixed
     return f"{task.slots} of {bounds}{fixed}"
 
 

@@ -150,11 +150,16 @@ class TaskSpec:
     def _check_pool(self) -> None:
         needs = self.resources
         if self.pool is None and (needs.is_elastic or needs.slots):
-            field_name = "slots" if needs.slots else "accelerators"
+            if needs.slots:
+                raise InvalidInput(
+                    "slots are those of a pool, and the task names none",
+                    hint="name one (pool: NAME, see `diamond pool ls`), or say cpus and accelerators instead",
+                    field="resources.slots",
+                )
             raise InvalidInput(
-                f"{needs.slots or needs.accelerators} leaves the number to a pool, and the task names none",
+                f"{needs.accelerators} leaves the number to a pool, and the task names none",
                 hint='name one (pool: NAME, see `diamond pool ls`), or give one number, as in "H100:4"',
-                field=f"resources.{field_name}",
+                field="resources.accelerators",
             )
         if needs.slots and needs.accelerators:
             raise InvalidInput(

@@ -66,7 +66,7 @@ def test_the_page_says_who_has_what_and_why(capsys: pytest.CaptureFixture[str]) 
     train = lines.index("train tsk_000000003 ana RUNNING 2 of 1..8 n1 800 (2x) 30/100 in 10m 00s 1")
     assert lines[train + 1] == "↳ twice the GPUs would bring 1.2x"
     assert "fixed tsk_000000004 ana RUNNING 1 of 1" in lines
-    assert "another's task ben saving to move 2 of 1..4, stays" in lines
+    assert "another's task ben saving to move 2 of 1..4, not measured yet" in lines
     assert any(line.startswith("done tsk_000000005 ana SUCCEEDED 1m 00s") for line in lines)
     newest = lines.index("1m ago train 1 → 2 slots")
     assert lines[newest + 1 :] == [
@@ -146,6 +146,8 @@ def test_a_range_of_gpus_is_for_pools(tmp_path: Path) -> None:
     file.write_text("run: python train.py\n")
     spec = launch.read(str(file), [], launch.Changes(gpus="A100:1..8", pool="gpus"))
     assert (spec.pool, spec.resources.range) == ("gpus", (1, 8))
+    assert launch.Changes(gpus="1..8").applied({})["resources"] == {"accelerators": "gpu:1..8"}
+    assert launch.Changes(slots="1..4").applied({})["resources"] == {"slots": "1..4"}
     with pytest.raises(InvalidInput, match="leaves the number to a pool") as caught:
         launch.read(str(file), [], launch.Changes(gpus="A100:1..8"))
     assert caught.value.field == "--gpus"

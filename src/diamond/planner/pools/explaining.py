@@ -76,7 +76,7 @@ class _Words:
             return f"grows from {now.gpus} to {gpus(number)}, to see how fast it is there, for {cost}{tail}"
         if number > now.gpus:
             return f"grows from {now.gpus} to {gpus(number)}{_times(ratio)}, worth {cost}{tail}"
-        return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; the others do more elsewhere{tail}"
+        return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; what it gives up does more for others{tail}"
 
     def _promise(self, demand: Demand) -> str:
         if demand.load is not None:
@@ -114,7 +114,8 @@ class _Words:
         quota = self._snapshot.quotas.get(demand.owner)
         if quota is not None and self._holds.get(demand.owner, 0) + least > quota:
             return f"{head}: its owner holds {self._holds.get(demand.owner, 0)} of {gpus(quota)} allowed"
-        return f"{head}: the {gpus(least)} it needs do more for others{self._when(kinds, least)}{self._turn(demand)}"
+        do = "does" if least == 1 else "do"
+        return f"{head}: the {gpus(least)} it needs {do} more for others{self._when(kinds, least)}{self._turn(demand)}"
 
     def _unable(self, demand: Demand) -> str:
         """Why there is nothing to choose from for a task; worked out once for all that are alike."""

@@ -33,6 +33,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         raise InvalidInput(error.message, hint=error.hint, field="project") from error
     warnings = quotas.admit(ctx, session, user_id, project.id if project else None, spec)
     secrets.check(session, user_id, project.id if project else None, spec)
+    asked = spec
     spec, in_pool = _in_pool(session, user_id, project, spec)
     rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
     need = _need(ctx, session, user_id, spec, rows, project)
@@ -74,7 +75,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
     return {
         "image": image,
         "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, chosen, spec)])],
-        "spec": encode(spec),
+        "spec": encode(asked),
         "endpoint": placement.endpoint,
         "why": [*in_pool, *placement.why] or [planning.waiting_text(spec, placement)],
         "others": {name: obstacle.text for name, obstacle in placement.obstacles.items()},
@@ -96,7 +97,12 @@ def _in_pool(session: Session, user_id: str, project: ProjectRow | None, spec: T
     kind, low = spec.resources.gpu_type or "gpu", pools.least(spec)
     slots = min(low, pool.slots_per_node)
     needs = replace(
-        spec.resources, infra=pool.endpoint, slots=None, accelerators=f"{kind}:{slots}" if pool.has_gpus else None
+        spec.resources,
+        infra=pool.endpoint,
+        slots=None,
+        accelerators=f"{kind}:{slots}" if pool.has_gpus else None,
+        cpus=None,  # they come with the slots
+        memory=None,
     )
     there = replace(spec, resources=needs, num_nodes=-(-low // pool.slots_per_node))
     return there, [f"in pool {pool.name}, which decides how many slots it has; it needs at least {low}"]
