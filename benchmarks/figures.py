@@ -28,6 +28,7 @@ PICTURES = {
     "web": re.compile(r"tasks, cold: (KiB|time to the first row)"),
     "train_walltime": re.compile(r"lost at a boundary with.*|steps computed twice.*worst|wall time of the training"),
     "optim_training": re.compile(r".*: to AdamW's error, wall seconds"),
+    "optim_compression": re.compile(r"step over .*: Diamond powersgd:32:int8"),
     "train_overhead_gpu": re.compile(r"GPU, 10 GiB: training held up by a checkpoint"),
 }
 

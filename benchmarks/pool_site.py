@@ -226,11 +226,12 @@ def main() -> int:
         fixed = Pool(cluster, "fixed").run(works, "a100:2", [])
     far = furthest(works, elastic)
     bench.add(
-        "mean completion against two slots each", elastic.mean_s / fixed.mean_s, "of it", "lower", aim=0.75,
-        runs=list(elastic.completions.values()), peer_runs={"fixed": list(fixed.completions.values())},
-        peer={"elastic, s": round(elastic.mean_s, 1), "fixed, s": round(fixed.mean_s, 1)},
+        "mean completion", elastic.mean_s, "s", "lower",
+        runs=list(elastic.completions.values()), peer_runs={"two slots each": list(fixed.completions.values())},
+        peer={"two slots each": round(fixed.mean_s, 1)},
         note="one node killed, one pilot cancelled, server and agent restarted in the elastic run alone",
     )  # fmt: skip
+    bench.add("mean completion against two slots each", elastic.mean_s / fixed.mean_s, "of it", "lower", aim=0.75)
     bench.add("final weights off by at most", far, "absolute", "lower", aim=1e-3)
     bench.add("jobs a training", sum(elastic.jobs.values()) / len(works), "jobs", "lower")
     bench.add("simulated mean completion of the elastic run", replayed(elastic), "of what was recorded", "lower")
