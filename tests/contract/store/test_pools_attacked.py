@@ -87,3 +87,20 @@ def test_one_pools_trouble_is_not_the_others(site: Site) -> None:
     task_id = site.launch(resources={"accelerators": "A100:1"})
     site.round()
     assert site.order(task_id) is not None
+
+
+def test_an_ending_node_is_used_until_the_last_minute(site: Site) -> None:
+    """The next pilot may be waiting for this very node."""
+    site.pool(nodes="1", walltime="1h")
+    (pilot,) = site.hold()
+    site.clock.advance(0.9 * 3600)
+    early = site.launch(resources={"accelerators": "A100:1"})
+    site.round()
+    assert len(site.pilots()) == 2, "the next one is asked for"
+    order = site.order(early)
+    assert order is not None and order.place is not None
+    assert order.place.nodes[0].pilot == pilot.job_id
+    site.clock.advance(0.1 * 3600 - 50)
+    late = site.launch(resources={"accelerators": "A100:1"})
+    site.round()
+    assert site.order(late) is None

@@ -111,7 +111,7 @@ def test_a_node_that_leaves_is_left_by_those_that_can_move() -> None:
     )
     made = task(can_move=True, ended_at=400.0)
     (one,) = replay(pool(made, nodes=nodes), Goodput()).outcome.tasks
-    leaving_at = 200.0 - 60.0
+    leaving_at = 200.0 - 20.0
     assert node_times(pool(made, nodes=nodes))[0].leaving_at == leaving_at
     assert one.restarts == 1
     # Nothing is lost but the way: looked at, stopped (nothing was seen of what that takes), queued, started.

@@ -26,12 +26,26 @@ from diamond.server.store.pool_models import PoolRow
 
 # Before a pilot ends, its tasks save and move; the next one should hold its node by then.
 LEAD_SHARE, LEAST_LEAD_S = 0.15, 60.0
+LEAVE_S = 60.0
 _SOON_OVER_S, _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_FAILED = 30.0, 5.0, 900.0, 16
 
 
 def lead_s(walltime_s: float) -> float:
     """How long before its end a pilot counts as gone, and is replaced."""
     return min(max(LEAD_SHARE * walltime_s, LEAST_LEAD_S), walltime_s / 2)
+
+
+def leave_s(walltime_s: float) -> float:
+    """How long before a pilot's end its tasks are moved elsewhere, if there is room: no sooner than they must, since
+    the next pilot may be waiting for this very node."""
+    return min(LEAVE_S, walltime_s / 10)
+
+
+def is_usable(pilot: Held, now: float) -> bool:
+    """Whether it holds a node that tasks may have."""
+    ends_at = pilot.ends_at()
+    limit_s = pilot.job.time_limit_s if pilot.job is not None else None
+    return pilot.is_held and not pilot.is_ending and (ends_at is None or ends_at - now > leave_s(limit_s or 0))
 
 
 def order_of(task: TaskRow) -> PilotOrder | None:

@@ -154,7 +154,7 @@ def _nodes(state: State, now: float) -> list[Node]:
     return [
         Node(name=pilot.job.id, gpu_type=state.spec.kind, gpus=state.spec.slots_per_node)
         for pilot in state.pilots
-        if pilot.job is not None and pilot.is_held and pilots.is_lasting(pilot, now)
+        if pilot.job is not None and pilots.is_usable(pilot, now)
     ]
 
 

@@ -23,8 +23,8 @@ from diamond.planner.pools.trained import AtOwnBatch, Window
 SUCCEEDED = "SUCCEEDED"
 _LOSSES = frozenset({Reason.NODE_FAIL, Reason.PREEMPTED, Reason.LOST})
 _LONGEST_STOP_S = 3600.0
-# How long before its walltime is over a pilot counts as gone, as the server's pilots have it.
-LEAD_SHARE, LEAST_LEAD_S = 0.15, 60.0
+# How long before its walltime is over a pilot is left at most, as the server's pilots have it.
+LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,8 +262,8 @@ def _node_time(number: int, node: NodeRecord, *, stays: bool) -> NodeTime:
     ended_at = math.inf if stays or node.ended_at is None else node.ended_at
     leaving_at = ended_at
     if node.walltime_s is not None and node.ended_at is not None and not stays:
-        lead_s = min(max(LEAD_SHARE * node.walltime_s, LEAST_LEAD_S), node.walltime_s / 2)
-        leaving_at = min(leaving_at, node.began_at + node.walltime_s - lead_s)
+        leave_s = min(LEAVE_S, node.walltime_s / 10)
+        leaving_at = min(leaving_at, node.began_at + node.walltime_s - leave_s)
     return NodeTime(
         name=f"n{number:04}",
         slots=node.slots,
