@@ -52,7 +52,9 @@ def test_a_chain_ends_with_everything_done_once(service: Service, program: str) 
         assert len(done.jobs) >= 3
         assert {job.reason for job in done.jobs[:-1]} <= {Reason.TIME_LIMIT, Reason.CONTINUED}
         if program == WHEN_WARNED:
-            assert {job.reason for job in done.jobs[:-1]} == {Reason.CONTINUED}
+            # The one that ran while nobody was there to warn it may have run out of time.
+            unwarned = [job for job in done.jobs[:-1] if job.reason is not Reason.CONTINUED]
+            assert len(unwarned) <= 1 and unwarned != [done.jobs[0]]
         assert [job.continues for job in done.jobs] == [None, *[job.id for job in done.jobs[:-1]]]
         client.tasks.download(task.id, service.home.path / "results")
         ledger = (service.home.path / "results" / "ledger").read_text().split()

@@ -107,7 +107,8 @@ def test_jobs_share_nodes_and_give_them_up(site: Site, pools: Pools) -> None:
     assert ranks == of_two | of_four
     assert {f"{hosts[0]} {job_id(11)}", f"{hosts[0]} {job_id(12)}"} <= steps(site)
     assert len(steps(site)) == 4  # the second job has one more on each node
-    seen = eventually(lambda: pools.observe()[job_id(12)], what="it is seen")
+    eventually(lambda: pools.observe()[job_id(12)].state is JobState.RUNNING, within_s=30, what="it is seen to run")
+    seen = pools.observe()[job_id(12)]
     assert (seen.state, seen.hosts, seen.scheduler_id) == (JobState.RUNNING, tuple(hosts), ids[0])
 
     command = pools.shell(12, ["sh", "-c", "hostname; echo $DIAMOND_TASK_ID"], node=1)
