@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio.to_thread
@@ -153,32 +153,29 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def keep_planning(runtime: Runtime) -> None:
     """Place what is due, now and whenever something changes."""
-    hub, clock = runtime.hub, runtime.ctx.clock
-    with hub.subscribe("planning") as subscription:
-        while not hub.closing:
-            try:
-                due = await run_in_threadpool(planning.run_due, runtime.ctx)
-                pause_s = _LONGEST_PLANNING_PAUSE_S if due is None else due - clock()
-            except Exception:
-                # Whatever it was, tasks must go on being placed once it is mended.
-                log.exception("planning failed; trying again in %.0f s", _AFTER_FAILURE_S)
-                pause_s = _AFTER_FAILURE_S
-            await subscription.wait(min(max(pause_s, 0.05), _LONGEST_PLANNING_PAUSE_S))
+    await _keep_at(runtime, "planning", planning.run_due, least_pause_s=0.05)
 
 
 async def keep_pools(runtime: Runtime) -> None:
     """Rounds of all pools, now and whenever something changes in one."""
+    await _keep_at(runtime, "pools", pools.run_rounds, least_pause_s=0.2)
+
+
+async def _keep_at(
+    runtime: Runtime, topic: str, work: Callable[[Context], float | None], *, least_pause_s: float
+) -> None:
+    """Do it again when it said it is due (None: when something changes), and whenever the topic is woken."""
     hub, clock = runtime.hub, runtime.ctx.clock
-    with hub.subscribe("pools") as subscription:
+    with hub.subscribe(topic) as subscription:
         while not hub.closing:
             try:
-                due = await run_in_threadpool(pools.run_rounds, runtime.ctx)
+                due = await run_in_threadpool(work, runtime.ctx)
                 pause_s = _LONGEST_PLANNING_PAUSE_S if due is None else due - clock()
             except Exception:
-                # Whatever it was, pools must go on once it is mended.
-                log.exception("a round of the pools failed; trying again in %.0f s", _AFTER_FAILURE_S)
+                # Whatever it was, tasks must go on being placed once it is mended.
+                log.exception("%s failed; trying again in %.0f s", topic, _AFTER_FAILURE_S)
                 pause_s = _AFTER_FAILURE_S
-            await subscription.wait(min(max(pause_s, 0.2), _LONGEST_PLANNING_PAUSE_S))
+            await subscription.wait(min(max(pause_s, least_pause_s), _LONGEST_PLANNING_PAUSE_S))
 
 
 async def keep_sweeping(runtime: Runtime) -> None:
