@@ -102,7 +102,7 @@ def _one(ctx: Context, pool_id: str) -> float | None:
             row.plan = _kept(fresh, decision, now)
         _carry_out(ctx, session, fresh, now)
         _hold_nodes(ctx, session, fresh, now)
-        _learn(ctx, session, fresh)
+        pool_demands.learn(ctx, session, fresh.state)  # of tasks that ended, for those like them
         busy = bool(fresh.state.members or fresh.state.pilots)
     if fresh.topics:
         ctx.hub.notify(*fresh.topics, f"pool:{pool_id}", "planning")
@@ -384,8 +384,3 @@ def _idle_since(fresh: Round, used: dict[str, int], now: float) -> dict[str, flo
         for pilot in fresh.state.pilots
         if pilot.job is not None and pilot.is_held and not pilot.is_ending and not used.get(pilot.job.id)
     }
-
-
-def _learn(ctx: Context, session: Session, fresh: Round) -> None:
-    """Keep what tasks that ended since the last round measured, for those like them."""
-    pool_demands.learn(ctx, session, fresh.state)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diamond.agent.machine import FULL_ERRORS
+from diamond.agent.schedulers import spooling
 from diamond.agent.schedulers.base import Observed, Submission
 from diamond.core.codec import decode, encode
 from diamond.core.errors import DiamondError, StorageFull, Unavailable
@@ -156,17 +157,7 @@ def load(run_dir: Path) -> Spooled | None:
 
 def load_all(jobs_dir: Path) -> list[Spooled]:
     """What `save` wrote below this directory, in the order of the submissions. Raises nothing, whatever is there."""
-    found = []
-    with contextlib.suppress(OSError):
-        for folder in list(jobs_dir.iterdir()):
-            try:
-                spooled = load(folder)
-            except Exception:  # one bad directory must not keep the agent from starting
-                log.exception("%s cannot be taken up", folder)
-                continue
-            if spooled is not None:
-                found.append(spooled)
-    return sorted(found, key=lambda one: (one.order, one.submission.name))
+    return spooling.load_all(jobs_dir, load)
 
 
 def remove(run_dir: Path) -> None:
