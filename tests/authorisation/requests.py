@@ -84,9 +84,9 @@ REQUESTS: dict[str, Request] = {
     f"POST {_API}/endpoints/{{name}}/images/prune": Request(parameters=_PLACE),
     f"GET {_API}/queue": Request(query={"endpoint": "cluster"}),
     # Pools
-    f"POST {_API}/pools": _sends({"name": "new", "endpoint": "cluster", "slots": 4, "project": "lab"}),
+    f"POST {_API}/pools": _sends({"name": "newer", "endpoint": "cluster", "slots": 4, "project": "lab"}),
     f"PATCH {_API}/pools/{{ref}}": _sends({"idle": "1h"}),
-    "POST /pools/new": _fills(name="new", endpoint="cluster", slots="4", most="1", project="lab"),
+    "POST /pools/new": _fills(name="newer", endpoint="cluster", slots="4", most="1", project="lab"),
     "POST /pools/{ref}/change": _fills(idle="1h"),
     "POST /pools/{ref}/close": _fills(),
     # Projects

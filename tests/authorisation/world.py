@@ -291,7 +291,7 @@ def _objects(world: World) -> None:
         kept = templates.create(ctx, owner, visibility, {"run": "true"}, visibility=visibility, project="lab")
         into |= {"template": kept.id, "template_id": kept.id}
     for into, place, project in ((world.names, "cluster", "lab"), (world.private, "own", None)):
-        held = {"name": f"pool at {place}", "endpoint": place, "slots": 4, "project": project}
+        held = {"name": f"pool-at-{place}", "endpoint": place, "slots": 4, "project": project}
         into["ref"] = pools.create(ctx, owner, held).id
     draft = image_drafts.create(ctx, owner, {**RECIPE, "name": "draft"})
     rule = notices.create(ctx, owner, Channel.EMAIL, "owner@example.org", ("task.failed",))

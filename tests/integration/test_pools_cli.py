@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diamond.cli import main
-from diamond.core.errors import NotFound
+from diamond.core.errors import InvalidInput, NotFound
 from diamond.core.pools import PoolSpec
 from testing.service import Service
 from testing.waiting import eventually
@@ -111,14 +111,27 @@ def test_a_task_is_launched_into_a_pool_by_an_option(run: Run, tmp_path: Path) -
 
 def test_from_python(service: Service) -> None:
     with service.client() as client:
-        spec = PoolSpec(name="../a/b", endpoint="hpc", slots=2, nodes="0..1")
+        spec = PoolSpec(name="a-b", endpoint="hpc", slots=2, nodes="0..1")
         made = client.pools.create(spec)
-        assert client.pools.get("../a/b").id == made.id
-        assert client.pools.change("../a/b", nodes=1, walltime="1h").spec.walltime == 3600
-        assert [pool.name for pool in client.pools.list()] == ["../a/b"]
-        dots = client.pools.create({"name": "..", "endpoint": "hpc", "slots": 2})
-        assert client.pools.close("..").id == dots.id
+        assert client.pools.get("a-b").id == made.id
+        assert client.pools.change("a-b", nodes=1, walltime="1h").spec.walltime == 3600
+        assert client.pools.change("a-b", {"idle": "1h"}).spec.idle == 3600
+        for wrong, field in (
+            ({"node": 2}, "node"),
+            ({"nodes": 2}, "nodes"),
+            ({"slots": 4}, "slots"),
+            (["nodes"], "changes"),
+        ):
+            with pytest.raises(InvalidInput) as caught:
+                client.pools.change("a-b", wrong, nodes=1)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        assert [pool.name for pool in client.pools.list()] == ["a-b"]
         assert client.pools.close(made.id).closed_at is not None
-        assert {"..", "../a/b"} <= {pool.name for pool in client.pools.list(closed=True)}
-        with pytest.raises(NotFound):
-            client.pools.get(".")
+        assert "a-b" in {pool.name for pool in client.pools.list(closed=True)}
+        for odd in ("..", "../a/b", "a-b/record"):
+            with pytest.raises(InvalidInput, match="not the name of a pool") as caught:
+                client.pools.create(replace(spec, name=odd))
+            assert caught.value.field == "name"
+        for unknown in (".", "..", "../a/b"):
+            with pytest.raises(NotFound):
+                client.pools.get(unknown)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import diamond.train as dt  # noqa: E402
 from diamond.train import measures  # noqa: E402
-from diamond.train.loop import measuring  # noqa: E402
+from diamond.train.loop import measuring, parallel  # noqa: E402
 from diamond.train.loop.measuring import PARTS, Told, slowest, split  # noqa: E402
 from diamond.train.loop.probing import _BUCKET_BYTES, _buckets, is_probe  # noqa: E402
 from tests.train.served import Measured  # noqa: E402
@@ -107,12 +107,57 @@ def test_lines_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
         assert {**line, "global_batch": 4, "per_rank": 4, "accumulate": 1, "until": 90, "job": "job_1"} == line
         assert {**line, "world": 1, "nodes": 1, "device": "cpu", "parallel": "none", "precision": "fp32"} == line
         assert {**line, "slowest": None, "lr_scale": 1.0, "generation": 0, "restarts": 0} == line
+        assert {**line, "grows": False, "first_batch": 4, "max_batch": None, "until_samples": None} == line
+        assert line["samples"] == 4 * line["step"] and line["parallel_why"] == "one rank holds all of it"
         assert line["ends_at"] > time.time() + 3000 and line["memory_peak_bytes"] > 10**7
     saves = found[-1]["saves"]
     assert saves["count"] >= 3 and saves["interval_s"] == 0.2 and 0 <= saves["blocked_s"] <= saves["took_s"]
     assert any(line["save_s"] > 0 for line in found)
     said = capfd.readouterr().err
     assert "samples/s" in said and "% computing" in said and "% waiting for data" in said
+
+
+def test_what_a_planner_needs_to_choose_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_END_TIME", "DIAMOND_GLOBAL_BATCH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DIAMOND_TRAIN_FILE", str(tmp_path / "train.jsonl"))
+    monkeypatch.setenv("DIAMOND_TRAIN_QUIET", "1")
+
+    def train(until_samples: int, **more: Any) -> dict[str, Any]:
+        model, optimizer, _ = things()
+        given = {"checkpoints": tmp_path / "c", "batch": "grow", "max_batch": 50, **more}
+        with dt.run(**given) as run:
+            loader = torch.utils.data.DataLoader(torch.randn(200, 3), batch_size=4)
+            model, optimizer, loader = run.prepare(model, optimizer, loader)
+            for values in run.steps(loader, until_samples=until_samples):
+                run.backward(model(values).square().mean())
+                run.step()
+        return lines(tmp_path / "train.jsonl")[-1]
+
+    first = train(40, parallel="none")
+    batch = first["global_batch"]
+    known = {"grows": True, "first_batch": batch, "max_batch": 50}
+    assert {**first, **known, "samples": 40, "until_samples": 40, "until": first["step"]} == first
+    assert first["parallel_why"] == "set in the script"
+    monkeypatch.setenv("DIAMOND_GLOBAL_BATCH", "10")
+    second = train(100)
+    assert {**second, **known, "samples": 100, "until_samples": 100, "global_batch": 10} == second
+    assert second["until"] == second["step"] == first["step"] + 6, "sixty samples more, not ten steps in all"
+
+
+@pytest.mark.parametrize(
+    ("train", "device", "world", "nodes", "expected"),
+    [
+        (2**40, 2**20, 1, 1, ("none", "one rank holds all of it")),
+        (2**30, 80 * 2**30, 4, 1, ("ddp", "fits on each rank: 1 GiB for training, 80 GiB a rank")),
+        (90 * 2**30, 80 * 2**30, 8, 2, ("hybrid", "fits in a node, not on a rank: 90 GiB for training, 80 GiB a rank")),
+        (2**42, 80 * 2**30, 8, 2, ("fsdp", "too large for a rank: 4,096 GiB for training, 80 GiB a rank")),
+        (3 * 2**20, 2**20, 2, 1, ("fsdp", "too large for a rank: 3 MiB for training, 1 MiB a rank")),
+    ],
+)
+def test_a_technique_says_why(train: int, device: int, world: int, nodes: int, expected: tuple[str, str]) -> None:
+    found = parallel.chosen(parallel.Sizes(train_bytes=train, device_bytes=device, world=world, num_nodes=nodes))
+    assert found == expected and len(found[1]) <= 80
 
 
 def test_ranks_are_heard(measured: Measured, tmp_path: Path) -> None:

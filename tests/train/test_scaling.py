@@ -197,6 +197,8 @@ def test_where_a_run_ends() -> None:
     assert not samples.is_reached(10**6, 99) and samples.is_reached(0, 100)
     assert (steps.left(5), samples.left(95)) == (None, 5)
     assert (steps.total_steps(4), samples.total_steps(4)) == (10, 25)
+    assert (steps.last_step(3, 70, 16), samples.last_step(30, 70, 16)) == (10, 32), "earlier steps were smaller"
+    assert samples.last_step(30, 100, 16) == samples.last_step(30, 120, 16) == 30
     for wrong in (End(None, None), End(1, 1)):
         with pytest.raises(TrainError, match="one end"):
             wrong.check()

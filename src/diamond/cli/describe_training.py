@@ -30,7 +30,7 @@ def training_lines(training: Training) -> list[str]:
         lines.append("at each size it had:")
         for row in training.by_size:
             size = f"{render.count(row.nodes, 'node')}, {render.count(row.world, 'rank')}"
-            size += f", batch {row.global_batch:,}" if row.global_batch is not None else ""
+            size += f", batch {words.shared(row.global_batch, row.world)}" if row.global_batch is not None else ""
             size += f", {row.device}" if row.device else ""
             best = f" (at best {words.rate(row.best_samples_per_s)})"
             lines.append(f"  {render.clean(size)}: {words.rate(row.samples_per_s)} samples/s{best}")

@@ -14,6 +14,9 @@ def pool_record(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="File to write; standard output if left out."),
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable output: with --output, which file was written.")
+    ] = False,
 ) -> None:
     """Write down what went on in a pool, to replay it.
 
@@ -21,4 +24,4 @@ def pool_record(
     """
     from diamond.cli import pool_records as act
 
-    act.record(name, output=output)
+    act.record(name, output=output, as_json=json)

@@ -120,8 +120,13 @@ def _tasks(tasks: Sequence[PoolTask], now: float) -> None:
         flexible={"NAME": 10, "NODES": 6},
         droppable=("RESTARTS", "NODES", "OWNER", "STEP", "SAMPLES/S"),
         indent=2,
-        below=[render.clean(task.reason) for task in tasks],
+        below=[render.clean(_why(task)) for task in tasks],
     )
+
+
+def _why(task: PoolTask) -> str:
+    """Why it has its slots, its batch and its technique."""
+    return "; ".join(filter(None, [task.reason, task.batch_reason, task.parallel_reason]))
 
 
 def _state(task: PoolTask) -> str:

@@ -9,19 +9,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from diamond.cli import render
-from diamond.cli.session import connect, program, say
+from diamond.cli.session import connect, emit, program, say
 from diamond.core.codec import encode
 from diamond.core.errors import InvalidInput
 
 
-def record(name: str, *, output: Path | None) -> None:
+def record(name: str, *, output: Path | None, as_json: bool) -> None:
     with connect() as client:
         found = client.pools.record(name)
     text = json.dumps(encode(found), separators=(",", ":"), allow_nan=False) + "\n"
     if output is None:
-        print(text, end="")
+        emit(found) if as_json else print(text, end="")
         return
     _write(output, text)
+    if as_json:
+        emit({"file": str(output), "tasks": len(found.tasks), "nodes": len(found.nodes)})
+        return
     say(f"{render.count(len(found.tasks), 'task')} on {render.count(len(found.nodes), 'node')}: {render.clean(output)}")
     say(f"  replay it:    {program()} simulate {shlex.quote(render.clean(output))}")
 

@@ -86,7 +86,7 @@ def change(name: str, changes: Mapping[str, str | None], *, as_json: bool) -> No
             field="--nodes",
         )
     with _errors_of_options(), connect() as client:
-        found = client.pools.change(name, **given)
+        found = client.pools.change(name, given)
     if as_json:
         emit(found)
         return

@@ -20,7 +20,8 @@ _RESERVED_ENV = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 )
 # Of Diamond's own, these are for users: how a training starts (docs/training.md).
-_SWITCHES = frozenset({"DIAMOND_STANDBYS", "DIAMOND_GLOBAL_BATCH"})
+GLOBAL_BATCH = "DIAMOND_GLOBAL_BATCH"
+_SWITCHES = frozenset({"DIAMOND_STANDBYS", GLOBAL_BATCH})
 # Bash keeps these for itself: setting one is an error there, or changes what a script means.
 _SHELL_ENV = frozenset({"UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "POSIXLY_CORRECT"})
 _PATH_ENV = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MANPATH"})

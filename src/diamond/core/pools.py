@@ -8,20 +8,26 @@ pool listens: server, agent and stewards tell each other what should be in the w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from diamond.core.codec import decode
+from diamond.core.codec import decode, encode
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
 from diamond.core.fields import parse_name
+from diamond.core.ids import is_id
 from diamond.core.projects import parse_project
 from diamond.core.resources import parse_cpus, parse_memory, parse_one_accelerator
 from diamond.core.slurm import SlurmOptions
 
-MOST_NODES = 10_000
+MOST_NODES = 10_000  # that are believed of one that is there
+MOST_ASKED_NODES = 1000  # of a new one
 MOST_SLOTS = 1024  # of a node
 SHORTEST_WALLTIME_S = 60
 _RANGE = re.compile(r"(\d{1,6})(?:\.\.(\d{1,6}))?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")  # an endpoint's and "-pool" fit
+_RESERVED = ("new",)  # /pools/new makes one
 
 
 def parse_nodes(raw: object) -> str:
@@ -92,7 +98,23 @@ class PoolSpec:
         Raises:
             InvalidInput: naming the field and the fix.
         """
-        return decode(PoolSpec, raw, strict=True)
+        spec = decode(PoolSpec, raw, strict=True)
+        _check_name(spec.name)
+        _check_number(spec)
+        return spec
+
+    def changed(self, changes: Mapping[str, Any]) -> PoolSpec:
+        """With other values of some fields, checked as `parse` does. Its name stays, whatever it is: older ones may
+        have one that a new pool cannot have.
+
+        Raises:
+            InvalidInput: naming the field and the fix.
+        """
+        written = {name: value for name, value in encode(self).items() if value is not None}
+        spec = decode(PoolSpec, {**written, **changes}, strict=True)
+        if "nodes" in changes:
+            _check_number(spec)
+        return replace(spec, name=self.name)
 
     @property
     def least_nodes(self) -> int:
@@ -117,6 +139,29 @@ class PoolSpec:
         return self.accelerators.partition(":")[0] if self.accelerators else "cpu"
 
 
+def _check_name(name: str) -> None:
+    """Names stand in addresses and on command lines. What is there already keeps its own: not in `decode`."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name[:60]!r} is not the name of a pool",
+            hint="use lower-case letters, digits, dots, dashes and underscores, at most 80, a letter or digit first",
+            field="name",
+        )
+    if name in _RESERVED:
+        raise InvalidInput(f"{name!r} is the name of a page", hint="choose another name", field="name")
+    if is_id(name):
+        raise InvalidInput(f"{name!r} looks like an id", hint="choose another name", field="name")
+
+
+def _check_number(spec: PoolSpec) -> None:
+    if spec.most_nodes > MOST_ASKED_NODES:
+        raise InvalidInput(
+            f"a pool has at most {MOST_ASKED_NODES} nodes, not {spec.most_nodes}",
+            hint="give fewer, or make several pools",
+            field="nodes",
+        )
+
+
 # ---- what the agent is told ------------------------------------------------------------------------------------------
 
 
@@ -130,13 +175,18 @@ class PoolNode:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolPlace:
-    """Where in a pool a job runs: its nodes, the first one first. Each slot is `cpus` cores, a GPU with `has_gpus`."""
+    """Where in a pool a job runs: its nodes, the first one first. Each slot is `cpus` cores, a GPU with `has_gpus`.
+
+    Attributes:
+        global_batch: that Diamond chose for this job's training; None leaves it to the training.
+    """
 
     pool_id: str
     nodes: tuple[PoolNode, ...]
     cpus: int = 1
     mem_bytes: int = 0  # of a slot; 0: no limit
     has_gpus: bool = False
+    global_batch: int | None = None
 
     @property
     def slots(self) -> int:
@@ -176,18 +226,26 @@ class PoolTask:
     """A task of a pool: what it has, what it may have, and why.
 
     Attributes:
+        task_id: "" for a task that the viewer may not see; `name` is made of its number then.
+        number: among all tasks that the pool ever had, from 1.
         slots, nodes: now; 0 while it waits.
         least, most: what it may be given.
         moving: it saves its state and goes on with another number of slots.
         reason: why it has what it has, in words.
         goodput: samples a second as estimated, there; `alone`: on its fair share of the pool, for itself.
         predicted_end_at: if it kept what it has. None: nobody can say.
+        batch: samples of a step on all its ranks together; `batch_chosen`: whether Diamond chose it; `first_batch`: the
+            one its learning rate belongs to; `batch_reason`: why it is what it is, in words.
+        noise_scale: of its gradient, in samples: batches much larger than this gain little.
+        parallel: how its model is spread over ranks (ddp, fsdp, hybrid, none); `parallel_reason`: with why, in words.
+        samples, until_samples: trained on, and to be trained on where its end is counted in them.
     """
 
     task_id: str
     name: str
     owner: str
     state: str
+    number: int = 0
     slots: int = 0
     nodes: int = 0
     hosts: tuple[str, ...] = ()
@@ -204,11 +262,20 @@ class PoolTask:
     submitted_at: float = 0.0
     ended_at: float | None = None
     predicted_end_at: float | None = None
+    batch: int | None = None
+    first_batch: int | None = None
+    batch_chosen: bool = False
+    batch_reason: str = ""
+    noise_scale: float | None = None
+    parallel: str = ""
+    parallel_reason: str = ""
+    samples: int | None = None
+    until_samples: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDecision:
-    """One change: a task was given another number of slots, and why."""
+    """One change: a task was given another number of slots, and why. `number`: the task's, as `PoolTask` has it."""
 
     at: float
     task_id: str
@@ -216,6 +283,7 @@ class PoolDecision:
     slots: int
     before: int
     reason: str
+    number: int = 0
     goodput: float | None = None
 
 

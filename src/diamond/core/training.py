@@ -54,6 +54,11 @@ class Measure:
         step_s: mean, of which the five parts (`PARTS`) are the sum.
         sync_s: a whole exchange of gradients that nothing overlaps.
         noise_scale: batches much larger than this gain little; see docs/training.md.
+        samples: trained on since the very beginning; `until_samples`: how many there are to be, where the end is
+            counted in them and not in steps.
+        parallel_why: a few words on why it is this technique.
+        grows: whether the batch may be another one in the next job; `first_batch`: the one its learning rate belongs
+            to; `max_batch`: the most it may be.
         memory_peak_bytes: the largest over ranks; GPU memory, or that of the process on a CPU.
         generation: how often the training came together anew; `restarts`: how often after a failure.
         ends_at: when the job's time is over.
@@ -62,16 +67,22 @@ class Measure:
     t: float
     step: int
     until: int | None = None
+    samples: int | None = None
+    until_samples: int | None = None
     steps: int = 0
     job: str = ""
     world: int = 1
     nodes: int = 1
     device: str = ""
     parallel: str = ""
+    parallel_why: str = ""
     precision: str = ""
     global_batch: int | None = None
     per_rank: int | None = None
     accumulate: int | None = None
+    grows: bool | None = None
+    first_batch: int | None = None
+    max_batch: int | None = None
     step_s: float | None = None
     compute_s: float | None = None
     comm_s: float | None = None
@@ -103,6 +114,20 @@ class Measure:
         return max(0, self.until - self.step) * self.step_s
 
     @property
+    def samples_done(self) -> int | None:
+        """Since the very beginning; by its steps, where it does not say."""
+        if self.samples is not None:
+            return self.samples
+        return self.step * self.global_batch if self.global_batch else None
+
+    @property
+    def samples_in_all(self) -> int | None:
+        """How many there are to be; None where it does not say, nor when it ends."""
+        if self.until_samples is not None:
+            return self.until_samples
+        return self.until * self.global_batch if self.until is not None and self.global_batch else None
+
+    @property
     def began_s(self) -> float:
         """Unix seconds at which the window began, as far as the steps tell."""
         return self.t - self.steps * (self.step_s or 0.0)
@@ -110,7 +135,11 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What a training does at one size: the newest window there, and the best."""
+    """What a training does at one size: the newest window there, and the best.
+
+    Attributes:
+        per_rank: samples that a rank computes at once; `comm_s`: of a step, what it waits for other ranks.
+    """
 
     nodes: int
     world: int
@@ -121,6 +150,8 @@ class Throughput:
     step_s: float | None
     at: float
     windows: int = 1
+    per_rank: int | None = None
+    comm_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,16 +203,22 @@ def parse(raw: Mapping[str, Any]) -> Measure | None:
         t=t,
         step=step,
         until=_whole(raw.get("until"), _MOST),
+        samples=_whole(raw.get("samples"), _MOST),
+        until_samples=_whole(raw.get("until_samples"), _MOST),
         steps=_whole(raw.get("steps"), _MOST) or 0,
         job=_text(raw.get("job")),
         world=_whole(raw.get("world"), _MOST_RANKS) or 1,
         nodes=_whole(raw.get("nodes"), _MOST_RANKS) or 1,
         device=_text(raw.get("device")),
         parallel=_text(raw.get("parallel")),
+        parallel_why=_text(raw.get("parallel_why")),
         precision=_text(raw.get("precision")),
         global_batch=_whole(raw.get("global_batch"), _MOST),
         per_rank=_whole(raw.get("per_rank"), _MOST),
         accumulate=_whole(raw.get("accumulate"), _MOST),
+        grows=_flag(raw.get("grows")),
+        first_batch=_whole(raw.get("first_batch"), _MOST),
+        max_batch=_whole(raw.get("max_batch"), _MOST),
         step_s=_number(raw.get("step_s"), _LONGEST_S),
         **{name: _number(raw.get(name), _LONGEST_S) for name in PARTS},
         sync_s=_number(raw.get("sync_s"), _LONGEST_S),
@@ -254,6 +291,8 @@ def note(table: dict[Size, Throughput], measure: Measure) -> None:
             best_samples_per_s=measure.samples_per_s,
             step_s=measure.step_s,
             at=measure.t,
+            per_rank=measure.per_rank,
+            comm_s=measure.comm_s,
         ),
     )
 
@@ -288,6 +327,10 @@ def _number(raw: object, most: float) -> float | None:
 def _whole(raw: object, most: int) -> int | None:
     found = _number(raw, most)
     return int(found) if found is not None and found == int(found) else None
+
+
+def _flag(raw: object) -> bool | None:
+    return raw if isinstance(raw, bool) else None
 
 
 def _text(raw: object) -> str:

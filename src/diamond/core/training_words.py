@@ -95,18 +95,25 @@ def slowest(rank: Slowest) -> str:
 def noise(measure: Measure) -> str:
     """What the gradient noise scale means."""
     said = "Batches much larger than this gain little."
-    return f"{said} The batch is {measure.global_batch:,}." if measure.global_batch else said
+    return f"{said} The batch is {shared(measure.global_batch, measure.world)}." if measure.global_batch else said
 
 
 def batch(measure: Measure) -> str:
     """``256 = 64 × 4 ranks``."""
     if measure.global_batch is None:
         return ""
-    words = f"{measure.global_batch:,}"
     if measure.per_rank is None or measure.world == 1:
-        return words
+        return shared(measure.global_batch, measure.world)
     again = f" × {measure.accumulate}" if measure.accumulate and measure.accumulate > 1 else ""
-    return f"{words} = {measure.per_rank:,}{again} × {measure.world:,} ranks"
+    return f"{measure.global_batch:,} = {measure.per_rank:,}{again} × {measure.world:,} ranks"
+
+
+def shared(global_batch: int, ranks: int) -> str:
+    """``32 = 16 × 2 ranks``: a batch of all ranks together, and what of it each has."""
+    if ranks <= 1:
+        return f"{global_batch:,}"
+    each, rest = divmod(global_batch, ranks)
+    return f"{global_batch:,} over {ranks:,} ranks" if rest else f"{global_batch:,} = {each:,} × {ranks:,} ranks"
 
 
 def where(measure: Measure) -> str:
@@ -114,6 +121,22 @@ def where(measure: Measure) -> str:
     ranks = "1 rank" if measure.world == 1 else f"{measure.world:,} ranks"
     nodes = "" if measure.nodes == 1 else f" on {measure.nodes:,} nodes"
     return ", ".join(each for each in (ranks + nodes, measure.device, measure.parallel, measure.precision) if each)
+
+
+_TECHNIQUES = {
+    "none": "one process",
+    "ddp": "a copy of the model on each rank",
+    "fsdp": "the model in shards over all ranks",
+    "hybrid": "shards inside a node, copies across nodes",
+}
+
+
+def technique(measure: Measure) -> str:
+    """``ddp, a copy of the model on each rank (fits on each rank: 1.2 GiB for training, 80 GiB a rank)``."""
+    if not measure.parallel:
+        return ""
+    words = ", ".join(filter(None, [measure.parallel, _TECHNIQUES.get(measure.parallel, "")]))
+    return f"{words} ({measure.parallel_why})" if measure.parallel_why else words
 
 
 def checkpoints(measure: Measure) -> str:

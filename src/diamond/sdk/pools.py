@@ -59,6 +59,7 @@ class Pools:
     def change(
         self,
         pool: str,
+        changes: Mapping[str, Any] | None = None,
         *,
         nodes: str | int | None = None,
         walltime: str | int | None = None,
@@ -67,15 +68,16 @@ class Pools:
         """Change what is given. May be repeated. Pilots that run keep the walltime they have.
 
         Args:
+            changes: the same as keywords, as a mapping: ``{"nodes": "2..8"}``.
             nodes: "2..8", or one number.
             walltime, idle: seconds, or as "4h".
 
         Raises:
             Forbidden: you may use it, not change it.
-            InvalidInput: names the field.
+            InvalidInput: names the field; also where one is given twice.
         """
         given = {"nodes": nodes, "walltime": walltime, "idle": idle}
-        body = {name: value for name, value in given.items() if value is not None}
+        body = _merged(changes, {name: value for name, value in given.items() if value is not None})
         return decode(Pool, self._transport.json("PATCH", _path(pool), body=body, repeatable=True))
 
     def close(self, pool: str) -> Pool:
@@ -95,6 +97,20 @@ class Pools:
             Forbidden: neither it nor its project is yours; it tells of everybody's tasks.
         """
         return decode(PoolRecord, self._transport.json("GET", f"{_path(pool)}/record"))
+
+
+def _merged(changes: Mapping[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What is to be changed, each field once. Which fields there are, the server says."""
+    if changes is not None and not isinstance(changes, Mapping):
+        raise InvalidInput(
+            f"must be a mapping of fields, not {type(changes).__name__}",
+            hint='for example change(pool, {"nodes": "2..8"}), or change(pool, nodes="2..8")',
+            field="changes",
+        )
+    found = dict(changes or {})
+    if twice := sorted(set(found) & set(given)):
+        raise InvalidInput("is given twice", hint="give it in the mapping or as a keyword", field=twice[0])
+    return found | given
 
 
 def _in_project(spec: PoolSpec) -> PoolSpec:

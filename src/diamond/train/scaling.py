@@ -99,6 +99,12 @@ class End(NamedTuple):
     def total_steps(self, batch: int) -> float:
         return self.steps if self.steps is not None else (self.samples or 0) / batch
 
+    def last_step(self, steps: int, samples: int, batch: int) -> int:
+        """The number of the last step, when so many steps and samples are done and batches stay as they are."""
+        if self.steps is not None:
+            return self.steps
+        return steps + max(0, -(-((self.samples or 0) - samples) // batch))
+
     def told(self, steps: int, samples: int) -> str:
         if self.steps is not None:
             return f"step {steps} of {self.steps}"

@@ -14,10 +14,10 @@ from diamond.core.pools import PoolSpec
 from diamond.core.tasks import TaskSpec
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.profiles import Profiles
-from diamond.planner.pools.simulation import recorded, replayed, rounds
+from diamond.planner.pools.simulation import recorded, replayed
 from diamond.planner.pools.simulation.replaying import replay
 from diamond.planner.pools.trained import Window, measurements
-from diamond.server.services import pilots, pool_demands, pool_records, pool_rounds, projects
+from diamond.server.services import pool_demands, pool_records, projects
 from diamond.server.services.context import Context
 from testing.context import Clock
 from tests.contract.store.pool_run import BATCH, QUEUE_S, RESTART_S, STOP_S, Run, Training, workload
@@ -109,23 +109,10 @@ class Liar(Run):
         return super().measured(training, nodes, slots, step_s) | {"t": 9e9, "until": 2**53, "global_batch": 2**53}
 
 
-# ---- what production and the simulator both say, in two places -------------------------------------------------------
-
-
-def test_rounds_are_as_long_in_both() -> None:
-    assert (rounds.ROUND_S, rounds.SOON_S, rounds.DECIDE_S) == (
-        pool_rounds.ROUND_S,
-        pool_rounds.SOON_S,
-        pool_rounds.DECIDE_S,
-    )
-    assert rounds.RESTART_S == pool_demands.RESTART_S
-    assert pilots.LEAVE_S == recorded.LEAVE_S
-
-
 @pytest.mark.parametrize("tried", [(), (1,), (2, 4)])
 @pytest.mark.parametrize("has_prior", [False, True])
 @pytest.mark.parametrize("asked", [None, "1..8", "2..3", "2", "1..64"])
-def test_bounds_are_the_same_in_both(asked: str | None, has_prior: bool, tried: tuple[int, ...]) -> None:
+def test_a_replay_gives_a_task_the_bounds_it_had(asked: str | None, has_prior: bool, tried: tuple[int, ...]) -> None:
     pool = PoolSpec.parse({"name": "p", "endpoint": "e", "nodes": "1..4", "accelerators": "A100:2"})
     spec = TaskSpec.parse(
         {"run": "x", "pool": "p", **({"resources": {"accelerators": f"A100:{asked}"}} if asked else {})}
@@ -143,4 +130,3 @@ def test_bounds_are_the_same_in_both(asked: str | None, has_prior: bool, tried: 
     truth = recorded.Truth(task, True, 1.0, 64, recorded.Costs(), 0.0, "A100")
     task_there = replayed.Replayed(truth, windows={(one.nodes, one.slots): one for one in windows})
     assert replayed.bounds(task_there, prior, 2, 8) == expected
-    assert replayed.sizes(*expected, 2) == pool_demands._sizes(*expected, 2)

@@ -86,8 +86,10 @@ class Site:
             self.run(order.job_id, f"n{place + 1}")
         return found
 
-    def measure(self, job_id: str, step: int, *, slots: int, nodes: int = 1, step_s: float) -> None:
-        line = {"t": self.clock(), "step": step, "until": 100_000, "steps": 10, "step_s": step_s,
+    def measure(
+        self, job_id: str, step: int, *, slots: int, nodes: int = 1, step_s: float, ahead_s: float = 0.0
+    ) -> None:
+        line = {"t": self.clock() + ahead_s, "step": step, "until": 100_000, "steps": 10, "step_s": step_s,
                 "samples_per_s": 64 / step_s, "world": slots, "nodes": nodes, "global_batch": 64}  # fmt: skip
         raw = json.dumps(line).encode() + b"\n"
         offset = self.sent.get(job_id, 0)
@@ -378,6 +380,8 @@ def test_what_cannot_be_a_pool_is_refused_by_name(site: Site, fields: dict[str, 
         ({"resources": {"accelerators": "H100:1..2"}}, "resources.accelerators"),
         ({"resources": {"accelerators": "A100:64"}}, "resources.accelerators"),
         ({"resources": {"accelerators": "A100:1..2"}, "num_nodes": 2}, "num_nodes"),
+        ({"resources": {"accelerators": "A100:1"}, "num_nodes": 3}, "num_nodes"),
+        ({"num_nodes": 3}, "num_nodes"),
         ({"resources": {"accelerators": "A100:1..2"}, "pool": None}, "resources.accelerators"),
         ({"resources": {"accelerators": "A100:2", "slots": "1..2"}}, "resources.slots"),
         ({"resources": {"infra": "elsewhere"}}, "resources.infra"),

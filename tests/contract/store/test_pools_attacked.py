@@ -8,8 +8,9 @@ import pytest
 
 from diamond.core.errors import InvalidInput
 from diamond.core.reasons import Reason
-from diamond.core.states import JobState
-from diamond.server.services import pool_rounds, pools
+from diamond.core.states import JobState, TaskState
+from diamond.planner.pools.pace import ROUND_S
+from diamond.server.services import pools
 from diamond.server.services.context import Context
 from diamond.server.store.models import UserRow
 from diamond.server.store.pool_models import PoolRow
@@ -82,7 +83,7 @@ def test_one_pools_trouble_is_not_the_others(site: Site) -> None:
         session.get_one(PoolRow, row.id).plan = {"at": "never", "placed": 7}
     for order in site.pilots():
         site.run(order.job_id)
-    site.clock.advance(pool_rounds.ROUND_S)
+    site.clock.advance(ROUND_S)
     site.round()
     task_id = site.launch(resources={"accelerators": "A100:1"})
     site.round()
@@ -104,3 +105,20 @@ def test_an_ending_node_is_used_until_the_last_minute(site: Site) -> None:
     late = site.launch(resources={"accelerators": "A100:1"})
     site.round()
     assert site.order(late) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [(3, 3), (255, 255), (256, None), (2**40, None), (-(2**63), None), (-1, None)]
+)
+def test_an_exit_status_that_cannot_be_is_not_kept(site: Site, said: int, kept: int | None) -> None:
+    """PostgreSQL would refuse it, and with it all else that the report says."""
+    site.pool(nodes="1")
+    site.hold()
+    task_id = site.launch(resources={"accelerators": "A100:1"})
+    site.round()
+    order = site.order(task_id)
+    assert order is not None
+    site.run(order.job_id)
+    site.tell(order.job_id, JobState.FAILED, reason=Reason.EXIT_NONZERO, exit_code=said, signal=said)
+    ended = site.task(task_id)
+    assert (ended.state, ended.exit_code, ended.jobs[0].exit_code) == (TaskState.FAILED, kept, kept)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound
-from diamond.server.services import pools, projects, tasks
+from diamond.server.services import pool_rounds, pools, projects, tasks
 from diamond.server.services.context import Context
+from diamond.server.store.pool_models import PoolRow
 from testing.image_agent import ImageAgent
 
 SPEC: dict[str, Any] = {"name": "cores", "endpoint": "alpha", "slots": 4}
@@ -36,7 +38,9 @@ def test_made_found_changed_and_closed(ctx: Context, user_id: str, agent: ImageA
 
 
 def test_odd_references_find_nothing(ctx: Context, user_id: str, agent: ImageAgent) -> None:
-    pools.create(ctx, user_id, {**SPEC, "name": 'it\'s 100% "mine" 池'})
+    made = pools.create(ctx, user_id, SPEC)
+    with ctx.db.write() as session:
+        session.get_one(PoolRow, made.id).name = 'it\'s 100% "mine" 池'  # as older ones may be called
     assert pools.get(ctx, user_id, 'it\'s 100% "mine" 池').spec.slots == 4
     for ref in ("", "a\x00b", "%", "it's", "' OR 1=1 --", "pol_", "pol_000000000000000000", "x" * 10_000, "\ud800"):
         with pytest.raises(NotFound):
@@ -106,6 +110,28 @@ def test_tasks_that_never_fit_are_refused(ctx: Context, user_id: str, agent: Ima
         with pytest.raises(InvalidInput) as caught:
             tasks.create(ctx, user_id, {"run": "true", "pool": "cores", "resources": resources})
         assert caught.value.field == field
+    with pytest.raises(InvalidInput, match="at most 1 node, the task asks for 2") as caught:
+        tasks.create(ctx, user_id, {"run": "true", "pool": "cores", "num_nodes": 2})
+    assert caught.value.field == "num_nodes" and "leave num_nodes out" in caught.value.hint
     pools.close(ctx, user_id, "cores")
     with pytest.raises(InvalidInput, match="is closed"):
         tasks.create(ctx, user_id, {"run": "true", "pool": "cores"})
+
+
+def test_who_is_barred_from_the_endpoint_is_barred_from_its_pools(
+    ctx: Context, user_id: str, other_id: str, lab: Callable[..., None], agent: ImageAgent
+) -> None:
+    """By the endpoint's own policy file: at the launch, in a dry run, and while a task waits."""
+    lab("alpha")
+    pools.create(ctx, user_id, {**SPEC, "project": "lab"})
+    asked = {"run": "true", "project": "lab", "pool": "cores"}
+    task, _ = tasks.create(ctx, other_id, asked)
+    agent.facts = replace(agent.facts, allows_others=False)
+    agent.hello()
+    for ask in (tasks.create, tasks.plan):
+        with pytest.raises(InvalidInput, match="policy file lets only") as caught:
+            ask(ctx, other_id, asked)
+        assert caught.value.field == "pool"
+    pool_rounds.run(ctx)
+    assert "may not run tasks in the pool any more" in tasks.get(ctx, other_id, task.id).pending_reason
+    assert tasks.create(ctx, user_id, asked)[0].spec

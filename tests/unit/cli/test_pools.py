@@ -25,7 +25,8 @@ TASKS = (
              least=1, most=8, resizable=True, reason="twice the GPUs would bring 1.2x", goodput=800.0, alone=400.0,
              step=30, until=100, restarts=1, predicted_end_at=NOW + 600),
     PoolTask(task_id="tsk_000000004", name="fixed", owner="ana", state="RUNNING", slots=1, least=1, most=1),
-    PoolTask(task_id="", name="another's task", owner="ben", state="RUNNING", least=1, most=4, slots=2, moving=True),
+    PoolTask(task_id="", name="task 6 of another user", owner="ben", state="RUNNING", least=1, most=4, slots=2,
+             moving=True),
     PoolTask(task_id="tsk_000000005", name="done", owner="ana", state="SUCCEEDED", submitted_at=NOW - 90,
              ended_at=NOW - 30),
 )  # fmt: skip
@@ -66,7 +67,7 @@ def test_the_page_says_who_has_what_and_why(capsys: pytest.CaptureFixture[str]) 
     train = lines.index("train tsk_000000003 ana RUNNING 2 of 1..8 n1 800 (2x) 30/100 in 10m 00s 1")
     assert lines[train + 1] == "↳ twice the GPUs would bring 1.2x"
     assert "fixed tsk_000000004 ana RUNNING 1 of 1" in lines
-    assert "another's task ben saving to move 2 of 1..4, not measured yet" in lines
+    assert "task 6 of another user ben saving to move 2 of 1..4, not measured yet" in lines
     assert any(line.startswith("done tsk_000000005 ana SUCCEEDED 1m 00s") for line in lines)
     newest = lines.index("1m ago train 1 → 2 slots")
     assert lines[newest + 1 :] == [

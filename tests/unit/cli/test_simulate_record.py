@@ -120,6 +120,20 @@ def test_without_a_file_it_goes_to_standard_output(client: list[str], capsys: py
     assert decode(PoolRecord, json.loads(capsys.readouterr().out)) == RECORD
 
 
+def test_with_json_it_says_what_it_wrote_or_prints_it(
+    client: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.json"
+    assert call("pool", "record", "p", "-o", file, "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"file": str(file), "tasks": 2, "nodes": 1} and captured.err == ""
+    assert decode(PoolRecord, json.loads(file.read_text())) == RECORD
+    assert call("pool", "record", "p", "--json") == 0
+    assert decode(PoolRecord, json.loads(capsys.readouterr().out)) == RECORD
+    assert call("pool", "record", "p", "-o", tmp_path / "nowhere" / "p.json", "--json") == 2
+    assert json.loads(capsys.readouterr().out)["error"]["field"] == "--output"
+
+
 def test_where_it_cannot_be_written(client: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("pool", "record", "p", "-o", tmp_path / "nowhere" / "p.json") == 2
     assert "--output" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ LINE: dict[str, Any] = {
     "other_s": 0.018, "sync_s": None, "samples_per_s": 1219.0, "noise_scale": 812.0, "noise_by_group": [1.0, 2.0],
     "grad_sqr": 1.0, "grad_var": 2.0, "memory_peak_bytes": 123456789, "lr_scale": 1.0, "generation": 0, "restarts": 0,
     "saves": {"count": 3, "blocked_s": 0.03, "took_s": 1.2, "interval_s": 72.0}, "ends_at": 1700003600.0,
-    "slowest": {"rank": 3, "host": "node2", "ratio": 1.8}, "of_a_later_version": {"deep": [1]},
+    "slowest": {"rank": 3, "host": "node2", "ratio": 1.8}, "of_a_later_version": {"deep": [1]}, "grows": True,
+    "first_batch": 64, "max_batch": 512, "samples": 153600, "until_samples": 2560000, "parallel_why": "fits",
 }  # fmt: skip
 
 anything = st.recursive(
@@ -60,6 +62,39 @@ def test_a_line_of_the_library_is_read_whole() -> None:
     assert sum(found.parts.values()) == pytest.approx(0.21)
     assert found.remaining_s == pytest.approx(8800 * 0.21)
     assert decode(Training, encode(Training(latest=found, by_size=tuple(by_size([found]))))).latest == found
+
+
+def test_samples_are_counted_by_steps_where_nothing_else_is_said() -> None:
+    said = parse_line(json.dumps(LINE))
+    old = parse_line(json.dumps({**LINE, "samples": None, "until_samples": -1, "grows": 1}))
+    least = parse_line(json.dumps({"t": 1.0, "step": 12, "until": 20}))
+    assert said is not None and (said.samples_done, said.samples_in_all) == (153600, 2560000)
+    assert old is not None and (old.samples_done, old.samples_in_all, old.grows) == (1200 * 256, 10000 * 256, None)
+    assert least is not None and (least.samples_done, least.samples_in_all) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "ddp, a copy of the model on each rank (fits)"),
+        ({"parallel": "fsdp", "parallel_why": None}, "fsdp, the model in shards over all ranks"),
+        ({"parallel": "theirs"}, "theirs (fits)"),
+        ({"parallel": ""}, ""),
+    ],
+)
+def test_the_technique_in_words(fields: dict[str, Any], words: str) -> None:
+    found = parse_line(json.dumps({**LINE, **fields}))
+    assert found is not None and training_words.technique(found) == words
+
+
+def test_a_batch_says_that_it_is_of_all_ranks_together() -> None:
+    told = Measure(t=1.0, step=1, global_batch=32, per_rank=16, world=2, noise_scale=100.0)
+    assert training_words.batch(told) == "32 = 16 × 2 ranks"
+    assert training_words.batch(replace(told, per_rank=8, accumulate=2)) == "32 = 8 × 2 × 2 ranks"
+    assert training_words.batch(replace(told, per_rank=None)) == "32 = 16 × 2 ranks"
+    assert training_words.batch(replace(told, world=1)) == "32"
+    assert training_words.shared(1000, 3) == "1,000 over 3 ranks"
+    assert training_words.noise(told).endswith("The batch is 32 = 16 × 2 ranks.")
 
 
 @given(st.dictionaries(st.sampled_from(sorted(LINE)), anything))

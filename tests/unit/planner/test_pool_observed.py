@@ -32,10 +32,11 @@ def test_of_a_new_task_nothing_is_known_and_it_begins_small() -> None:
     assert (new.batch(ONE), new.left(0.0), new.most_gpus(64)) == (None, None, 1)
 
 
-def test_a_task_grows_beyond_what_it_was_measured_on_by_a_factor() -> None:
+def test_a_task_has_one_gpu_until_it_was_measured() -> None:
     seen = task()
+    assert seen.most_gpus(64) == 1
     seen.saw(step(FOUR, 64), NOISE)
-    assert seen.most_gpus(64) == 8
+    assert seen.most_gpus(64) == 64
     assert seen.most_gpus(6) == 6
     assert 0.0 < seen.speed().goodput(ONE) < seen.speed().goodput(FOUR)
     assert seen.speed().goodput(Shape("another kind", 1, 1)) == 0.0

@@ -88,7 +88,7 @@ def test_who_is_late_already_is_not_put_behind() -> None:
 
 def test_a_small_gain_is_not_worth_a_restart() -> None:
     here: dict[str, Placement] = {"x": (("a000", 2),)}
-    slow, steep = Power(0.1), Power(1.0)
+    slow, steep = Power(0.05), Power(1.0)
     old = {"at": 0.0, "most": 4, "running_s": 900.0}
     kept = decide(pool(task("x", speed=slow, **old), of=nodes(1), placed=here))  # type: ignore[arg-type]
     assert kept.placed == here
@@ -182,10 +182,10 @@ def test_a_service_gets_what_its_load_needs_and_no_more(load: float, needed: int
     assert sum(got.values()) == 16
 
 
-def test_what_is_not_known_is_tried_at_twice_the_size() -> None:
+def test_what_is_not_known_is_tried_at_a_few_times_the_size() -> None:
     here: dict[str, Placement] = {"x": (("a000", 2),)}
     unsure = task("x", speed=Power(1.0, unsure_from=3), running_s=900.0)
-    assert gpus(decide(pool(unsure, of=nodes(4), placed=here))) == {"x": 4}
+    assert gpus(decide(pool(unsure, of=nodes(4), placed=here))) == {"x": 8}
     sure = replace(unsure, speed=Power(1.0))
     assert gpus(decide(pool(sure, of=nodes(4), placed=here))) == {"x": 16}
 
@@ -209,8 +209,8 @@ def test_a_size_that_nobody_tried_is_tried_beside_idle_gpus() -> None:
         placed={"x": (("a000", 4),)},
     )
     tried = decide(alone)
-    assert gpus(tried) == {"x": 8}
-    assert tried.reasons["x"] == "grows from 4 to 8 GPUs, to see how fast it is there, for a restart of 30 s"
+    assert gpus(tried) == {"x": 16}
+    assert tried.reasons["x"] == "grows from 4 to 16 GPUs, to see how fast it is there, for a restart of 30 s"
     assert gpus(decide(alone, curiosity=0.0)) == {"x": 4}
     # Hope goes as far as twice the GPUs being twice as fast, whatever the doubt: they are not taken from sure gains.
     many = replace(alone, demands=(*alone.demands, task("sure", speed=Power(1.0), left=1e6)), nodes=nodes(2))

@@ -174,7 +174,7 @@ def test_the_page_of_a_busy_pool(place: Place) -> None:
             "1 more node is asked for: the partition is full; others are before it.",
             "2, burgers-fno: 4 slots; 0 slots free",
             "3, lung-segmentation: 2 slots, moving; 5, solver &lt;b&gt;64&lt;/b&gt;: 2 slots; 0 slots free",
-            "6, another&#39;s task: 3 slots; 1 slot free",
+            "6, task 6 of another user: 3 slots; 1 slot free",
             "6,200 of 14,000 steps (44%)",
             "1.62×",
             "Shrinks from 3 to 2 GPUs; the others do more elsewhere.",
@@ -283,7 +283,7 @@ def test_a_task_is_launched_into_a_pool(place: Place) -> None:
             "yaml": "",
         }
         plan = (await send(browser, "/compose", "/compose", asked)).text
-        assert "As soon as the pool has room for it." in plan and "which decides how many slots it has" in plan
+        assert "As soon as the pool has room for it." in plan and "Diamond picks from 1 to 8 slots" in plan
         for wrong, error in (
             ({"size": "9..16"}, "size"), ({"size": "none"}, "size"), ({"size": "1..4", "gpus": "1"}, "size"),
             ({"pool": "gone"}, "pool"), ({"pool": ""}, "size"), ({"num_nodes": "2"}, "num_nodes"),

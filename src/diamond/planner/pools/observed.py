@@ -18,8 +18,6 @@ from diamond.planner.pools.steptimes import Measurement, StepTimes
 # Changes (of the logarithm) from which on something is new: samples on a GPU, and the gradient's noise.
 OTHER_BATCH = 0.1
 OTHER_NOISE = 0.05
-# A task whose scaling nobody knows grows by this factor at most, and is measured there.
-GROWTH = 2
 # How far what is left may be off (of the logarithm) when a plan is all that is known: later steps may bring less.
 PLAN_OFF = 0.5
 # While no gradient was seen: a larger batch is taken to bring nothing.
@@ -81,10 +79,8 @@ class Observed:
         return Work(left, left * math.exp(-PLAN_OFF), left * math.exp(PLAN_OFF))
 
     def most_gpus(self, most: int) -> int:
-        """Up to `most` where it is known how tasks like it scale, else not far beyond what was measured."""
-        if self.prior is not None and self.prior.times is not None:
-            return most
-        return max(1, min(most, GROWTH * max((one.shape.gpus for one in self._steps), default=0)))
+        """One until anything was measured, of it or of tasks like it; how far it then goes at once is the policy's."""
+        return most if self._times is not None else 1
 
     def remember(self, profiles: Profiles, keys: Sequence[str], total: float, restart_s: float | None = None) -> None:
         """It is done, after so much work: what it measured serves those like it."""

@@ -24,8 +24,9 @@ Bools = NDArray[np.bool_]
 # (kind, GPUs, nodes, goodput, doubt), and whether that is what the task holds.
 _Row = tuple[tuple[int, int, int, float, float], bool]
 
-# A task whose speed is not known beyond some size may go to twice that size and be measured there.
-EXPLORED = 2
+# A task whose speed is not known beyond some size may go to so many times that size and be measured there: with twice,
+# one that gains little from a second node would never try a third and fourth.
+EXPLORED = 4
 # Doubt (a standard deviation of the logarithm) above which a speed counts as not known.
 UNSURE = 0.35
 # No task is believed to gain more than this from every GPU that is added, whatever its measurements say.

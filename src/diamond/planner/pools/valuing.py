@@ -14,6 +14,7 @@ import numpy as np
 
 from diamond.planner.pools.options import Floats, Ints, Options
 from diamond.planner.pools.policies.ledger import LEAST, LONGEST_S
+from diamond.planner.pools.pricing import worth_of_work
 from diamond.planner.pools.snapshot import Demand, Snapshot
 
 # Standard deviations between `low` and `high` of what is left, which hold it mostly.
@@ -34,8 +35,8 @@ class Taste:
     """What a pool's owner may prefer.
 
     Attributes:
-        haste: how much work that ends soon is preferred; 0: not at all. What is best for mean completion is the power
-            of their GPUs with which tasks become faster: 1 where twice the GPUs are twice as fast.
+        haste: how much work that ends soon is preferred while GPUs are short: 0 not at all, 1 as is best for mean
+            completion (see `pricing`).
         fairness: bends speedups, so that a second GPU for one task counts less than a first for another; from 0 to 1.
         lateness: finish-time ratio (to the fair share) above which a task is not put behind shorter ones.
         sticky: how much more an option counts for being what a task has.
@@ -47,8 +48,8 @@ class Taste:
         turn_s: how long it keeps that.
     """
 
-    haste: float = 0.8
-    fairness: float = 0.5
+    haste: float = 1.0
+    fairness: float = 0.0
     lateness: float = 3.0
     sticky: float = 0.15
     thrift: float = 0.0
@@ -85,7 +86,7 @@ def worth(snapshot: Snapshot, table: Options, gpus: int, taste: Taste) -> Worth:
     fair = _at_fair_share(table, gpus)
     counted = _hoped_for(table, taste)
     speedup = counted / smallest[table.task] * least[table.task]
-    weight = _weights(snapshot, table, smallest, fair, gpus, taste)
+    weight = _weights(snapshot, table, speedup, smallest, fair, gpus, taste)
     bent = speedup ** (1.0 - 0.5 * taste.fairness) - taste.thrift * (table.gpus - least[table.task])
     value = _capped_by_load(table, weight[table.task] * bent, taste)
     return Worth(_with_restarts(snapshot, table, value, taste), speedup, weight, smallest, fair)
@@ -138,32 +139,24 @@ def _added_doubt(table: Options) -> Floats:
     return np.clip(table.doubt - known[table.task], 0.0, 3.0)
 
 
-def _weights(snapshot: Snapshot, table: Options, smallest: Floats, fair: Floats, gpus: int, taste: Taste) -> Floats:
-    """One for the usual task; more for those with less left than others, as surely as that is known.
-
-    A task that is done sooner lets all those go on that have more left: what counts is how many these are.
-    """
+def _weights(
+    snapshot: Snapshot, table: Options, speedup: Floats, smallest: Floats, fair: Floats, gpus: int, taste: Taste
+) -> Floats:
+    """One for the usual task; more for those whose work is worth more than others', as surely as that is known."""
     weight = np.ones(len(table.tasks))
     most = np.zeros(len(table.tasks))
     np.maximum.at(most, table.task, table.gpus)
     if taste.haste == 0.0 or most.sum() <= gpus:
         return weight
     seconds, certain = _seconds_left(table, smallest)
-    known = certain > 0.0
-    if not known.any():
+    known = np.flatnonzero((certain > 0.0) & (np.diff(table.start) > 0))
+    if not len(known):
         return weight
-    behind = np.log(2.0 * _places_from_last(seconds[known]) - 1.0)
-    weight[known] = np.clip(np.exp(taste.haste * certain[known] * (behind - behind.mean())), *WEIGHTS)
+    valued = np.log(worth_of_work(table, speedup, seconds, known, gpus)[known])
+    weight[known] = np.clip(np.exp(taste.haste * certain[known] * (valued - valued.mean())), *WEIGHTS)
     # Little by little: a task that is let off at once would be put back at once, with a restart each time.
     late = np.clip(finish_ratios(snapshot, table, fair) / max(taste.lateness, 1e-9) - 1.0, 0.0, 1.0)
     return np.where(weight < 1.0, weight ** (1.0 - late), weight)
-
-
-def _places_from_last(seconds: Floats) -> Floats:
-    """1 for the longest, the number of all for the shortest; what is alike shares the mean of its places."""
-    ordered = np.sort(seconds)
-    shorter, upto = np.searchsorted(ordered, seconds, "left"), np.searchsorted(ordered, seconds, "right")
-    return np.asarray(len(seconds) - 0.5 * (shorter + upto - 1), dtype=np.float64)
 
 
 def _seconds_left(table: Options, goodput: Floats) -> tuple[Floats, Floats]:

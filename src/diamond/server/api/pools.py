@@ -68,7 +68,7 @@ def create_pool(user: User, ctx: Ctx, body: Body) -> Response:
     return Json(made, 201, {"Location": f"/api/v1/pools/{made.id}"})
 
 
-# A name may have slashes in it.
+# Older pools may have slashes in their names.
 @router.get(
     "/{ref:path}",
     summary="Look at a pool",

@@ -55,6 +55,7 @@ _MAX_DETAIL = 4000
 _MAX_OUTPUTS = 10_000
 _MAX_REPORTED_JOBS = 10_000
 _MAX_OUTPUT_BYTES = 2**50  # of one job; more would be no number that a database can add up
+_MAX_STATUS = 255  # of a process, and more than there are signals
 _LATEST = 4e9  # a Unix time after which no agent's clock is believed
 _DEFAULT_REASON = {
     JobState.SUCCEEDED: Reason.COMPLETED,
@@ -373,11 +374,11 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
     if item.state is not JobState.QUEUED:  # it waits no longer
         job.pending_reason, job.expected_start_at = "", None
     job.detail = _text(item.detail, _MAX_DETAIL)
-    job.exit_code, job.signal = item.exit_code, item.signal
+    job.exit_code, job.signal = _status(item.exit_code), _status(item.signal)
     _note_place(job, item)
-    job.queued_at = _time(item.queued_at) or job.queued_at
-    job.started_at = _time(item.started_at) or job.started_at
-    job.ended_at = _time(item.ended_at) or job.ended_at
+    job.queued_at = _past(item.queued_at, now) or job.queued_at
+    job.started_at = _past(item.started_at, now) or job.started_at
+    job.ended_at = _past(item.ended_at, now) or job.ended_at
     if item.state.is_final:
         job.reason = (item.reason or _DEFAULT_REASON[item.state]).value
         job.ended_at = job.ended_at or now
@@ -419,6 +420,17 @@ def _text(raw: str, limit: int) -> str:
 
 def _time(raw: float | None) -> float | None:
     return raw if raw is not None and 0 < raw < _LATEST else None
+
+
+def _past(raw: float | None, now: float) -> float | None:
+    """When something was: now at the latest, whatever a clock there says. Durations are reckoned from it."""
+    found = _time(raw)
+    return min(found, now) if found is not None else None
+
+
+def _status(raw: int | None) -> int | None:
+    """An exit status or the number of a signal, if it can be one: not every number fits into a database."""
+    return raw if raw is not None and 0 <= raw <= _MAX_STATUS else None
 
 
 def _checked_outputs(item: JobReport) -> list[Output]:

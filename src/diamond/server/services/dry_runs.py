@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -14,15 +14,51 @@ from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import InvalidInput, NotFound
 from diamond.core.images import ImageUse
 from diamond.core.inside import enter_script, inside_script, shown
+from diamond.core.pool_scripts import SlotShare
+from diamond.core.pools import PoolNode, PoolPlace, PoolSpec
+from diamond.core.resources import Resources
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
-from diamond.server.services import image_placing, images, planning, pools, projects, quotas, secrets, snapshots
+from diamond.planner.pools.pace import even_sizes
+from diamond.server.services import (
+    image_placing,
+    images,
+    planning,
+    pool_placing,
+    pool_state,
+    pools,
+    projects,
+    quotas,
+    secrets,
+    snapshots,
+)
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
 from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow
 from diamond.server.store.pool_models import PoolRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begins:
+    """Where a task would go, and as what it would begin there.
+
+    Attributes:
+        jobs: how many, one after the other, it is expected to take.
+        slot: in a pool, what one of its slots is.
+    """
+
+    chosen: EndpointRow | None
+    spec: TaskSpec
+    need: Need | None
+    why: list[str]
+    others: dict[str, str] = field(default_factory=dict)
+    limit_s: int | None
+    chained: bool
+    partition: str = ""
+    jobs: int = 1
+    slot: SlotShare | None = None
 
 
 def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dict[str, Any]:
@@ -33,18 +69,30 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         raise InvalidInput(error.message, hint=error.hint, field="project") from error
     warnings = quotas.admit(ctx, session, user_id, project.id if project else None, spec)
     secrets.check(session, user_id, project.id if project else None, spec)
-    asked = spec
-    spec, in_pool = _in_pool(session, user_id, project, spec)
-    rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
-    need = _need(ctx, session, user_id, spec, rows, project)
-    placement = place(spec, planning.candidates(ctx, rows, need, snapshots.barred(session, user_id, rows)))
-    if placement.endpoint is None:
-        planning.refuse(spec, placement, snapshots.where_else(session, user_id, spec.resources.infra))
-    chosen = next((row for row in rows if row.name == placement.endpoint), None)
-    facts = snapshots.facts_of(chosen) if chosen else None
-    limit_s, chained = planning.one_job(spec.max_duration, placement.choice)
+    pool_id = pools.for_task(session, user_id, project.id if project else None, spec)
+    if pool_id is not None:
+        begins = _in_pool(ctx, session, user_id, project, session.get_one(PoolRow, pool_id), spec)
+    else:
+        begins = _at_an_endpoint(ctx, session, user_id, project, spec)
+    return {
+        "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, begins.chosen, spec)])],
+        "spec": encode(spec),
+        "endpoint": begins.chosen.name if begins.chosen else None,
+        "why": begins.why,
+        "others": begins.others,
+        "time_limit_s": begins.limit_s,
+        "partition": begins.partition,
+        "jobs": begins.jobs,
+        **_program(begins),
+    }
+
+
+def _program(begins: _Begins) -> dict[str, Any]:
+    """What would run, and in which image."""
+    spec = begins.spec
+    facts = snapshots.facts_of(begins.chosen) if begins.chosen else None
     run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
-    image = _image(need, chosen)
+    image = _image(begins.need, begins.chosen)
     script = job_script(
         ScriptPlan(
             job_id="JOB_ID",
@@ -54,11 +102,12 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
             scheduler=facts.scheduler if facts else "local",
             num_nodes=spec.num_nodes,
             min_nodes=spec.min_nodes or 0,
-            chained=chained,
+            chained=begins.chained,
             modules=spec.slurm.modules,
             image=image is not None,
             secrets=bool(spec.secrets),
-            time_limit_s=limit_s,
+            time_limit_s=begins.limit_s,
+            slot=begins.slot,
         )
     )
     files = {"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {})
@@ -72,40 +121,88 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
     )
     if image is not None and facts is not None and image["use"] is not None:
         files |= _ways_in(decode(ImageUse, image["use"]), facts, f"{run_root}/JOB_ID", bool(spec.secrets))
-    return {
-        "image": image,
-        "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, chosen, spec)])],
-        "spec": encode(asked),
-        "endpoint": placement.endpoint,
-        "why": [*in_pool, *placement.why] or [planning.waiting_text(spec, placement)],
-        "others": {name: obstacle.text for name, obstacle in placement.obstacles.items()},
-        "script": script,
-        "files": files,
-        "envs": envs,
-        "time_limit_s": limit_s,
-        "partition": placement.choice.partition,
-        "jobs": math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
-    }
+    return {"image": image, "script": script, "files": files, "envs": envs}
 
 
-def _in_pool(session: Session, user_id: str, project: ProjectRow | None, spec: TaskSpec) -> tuple[TaskSpec, list[str]]:
-    """The task as it would begin in the pool it names, as small as can be, and words about that."""
-    pool_id = pools.for_task(session, user_id, project.id if project else None, spec)
-    if pool_id is None:
-        return spec, []
-    pool = pools.spec_of(session.get_one(PoolRow, pool_id))
-    kind, low = spec.resources.gpu_type or "gpu", pools.least(spec)
-    slots = min(low, pool.slots_per_node)
-    needs = replace(
-        spec.resources,
-        infra=pool.endpoint,
-        slots=None,
-        accelerators=f"{kind}:{slots}" if pool.has_gpus else None,
-        cpus=None,  # they come with the slots
-        memory=None,
+def _at_an_endpoint(
+    ctx: Context, session: Session, user_id: str, project: ProjectRow | None, spec: TaskSpec
+) -> _Begins:
+    rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
+    need = _need(ctx, session, user_id, spec, rows, project)
+    placement = place(spec, planning.candidates(ctx, rows, need, snapshots.barred(session, user_id, rows)))
+    if placement.endpoint is None:
+        planning.refuse(spec, placement, snapshots.where_else(session, user_id, spec.resources.infra))
+    limit_s, chained = planning.one_job(spec.max_duration, placement.choice)
+    return _Begins(
+        chosen=next((row for row in rows if row.name == placement.endpoint), None),
+        spec=spec,
+        need=need,
+        why=[*placement.why] or [planning.waiting_text(spec, placement)],
+        others={name: obstacle.text for name, obstacle in placement.obstacles.items()},
+        limit_s=limit_s,
+        chained=chained,
+        partition=placement.choice.partition,
+        jobs=math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
     )
-    there = replace(spec, resources=needs, num_nodes=-(-low // pool.slots_per_node))
-    return there, [f"in pool {pool.name}, which decides how many slots it has; it needs at least {low}"]
+
+
+def _in_pool(
+    ctx: Context, session: Session, user_id: str, project: ProjectRow | None, row: PoolRow, spec: TaskSpec
+) -> _Begins:
+    """As it would begin in the pool, as small as can be: no job of its own waits in the cluster's queue."""
+    endpoint = session.get_one(EndpointRow, row.endpoint_id)
+    need = _need(ctx, session, user_id, spec, [endpoint], project)
+    if need is not None and (obstacle := need.obstacles.get(endpoint.id)):
+        raise InvalidInput(f"endpoint {endpoint.name} cannot run this: {obstacle.text}", field=obstacle.field)
+    pool = pools.spec_of(row)
+    low, high = pools.sizes(pool, spec)
+    smallest = even_sizes(low, high, pool.slots_per_node)[0]
+    nodes = -(-smallest // pool.slots_per_node)
+    where = PoolPlace(
+        pool_id=row.id,
+        nodes=(PoolNode(pilot="PILOT", slots=smallest // nodes),) * nodes,
+        cpus=Resources(cpus=pool.cpus).cpus_min,
+        mem_bytes=Resources(memory=pool.memory).mem_bytes_min,
+        has_gpus=pool.has_gpus,
+    )
+    state = pool_state.read(session, row)
+    held = sum(pilot.is_held for pilot in state.pilots)
+    return _Begins(
+        chosen=endpoint,
+        spec=pool_placing.spec_there(spec, where),
+        need=need,
+        why=_words_of_pool(row.name, pool, spec, smallest, held, sum(state.used().values())),
+        limit_s=spec.max_duration,
+        chained=True,
+        slot=SlotShare(cpus=where.cpus, has_gpus=where.has_gpus, mem_bytes=where.mem_bytes),
+    )
+
+
+def _words_of_pool(name: str, pool: PoolSpec, spec: TaskSpec, smallest: int, held: int, used: int) -> list[str]:
+    low, high = pools.sizes(pool, spec)
+    most = pool.slots_per_node * pool.most_nodes
+    if pools.is_free(spec):
+        size = (
+            f"Diamond picks its size: one slot at first, then up to the pool's {most} once diamond.train in it, or a "
+            "task like it before, was measured"
+        )
+    elif low < high:
+        size = f"Diamond picks from {low} to {high} slots, and may change that while it runs, if diamond.train is in it"
+    else:
+        size = f"it has {_slots(low)} from its beginning to its end, as it asks for"
+    there = held * pool.slots_per_node
+    now = f"{max(0, there - used)} of {_slots(there)} {'is' if there == 1 else 'are'} free" if held else "none is held"
+    nodes = f"{pool.nodes} node{'s' if pool.most_nodes != 1 else ''}"
+    return [
+        f"in pool {name}: {size}",
+        f"the pool may hold {nodes} of {_slots(pool.slots_per_node)} each; now {now}",
+        "its job is started inside of the pool's own jobs: nothing more waits in the cluster's queue. The script here "
+        f"is the one for {_slots(smallest)}",
+    ]
+
+
+def _slots(number: int) -> str:
+    return f"{number} slot{'s' if number != 1 else ''}"
 
 
 def _need(

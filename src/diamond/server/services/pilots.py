@@ -7,6 +7,7 @@ node that the pool uses, and it counts against its owner's quotas as any task do
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -18,6 +19,7 @@ from diamond.core.reasons import Reason
 from diamond.core.resources import Resources
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import RetryPolicy, TaskSpec
+from diamond.planner.pools.pace import leave_s
 from diamond.server.services import chains, lifecycle
 from diamond.server.services.context import Context
 from diamond.server.services.pool_state import Held, State
@@ -26,19 +28,13 @@ from diamond.server.store.pool_models import PoolRow
 
 # Before a pilot ends, its tasks save and move; the next one should hold its node by then.
 LEAD_SHARE, LEAST_LEAD_S = 0.15, 60.0
-LEAVE_S = 60.0
 _SOON_OVER_S, _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_FAILED = 30.0, 5.0, 900.0, 16
+_MOST_WHY = 300
 
 
 def lead_s(walltime_s: float) -> float:
     """How long before its end a pilot counts as gone, and is replaced."""
     return min(max(LEAD_SHARE * walltime_s, LEAST_LEAD_S), walltime_s / 2)
-
-
-def leave_s(walltime_s: float) -> float:
-    """How long before a pilot's end its tasks are moved elsewhere, if there is room: no sooner than they must, since
-    the next pilot may be waiting for this very node."""
-    return min(LEAVE_S, walltime_s / 10)
 
 
 def is_usable(pilot: Held, now: float) -> bool:
@@ -119,20 +115,39 @@ def ask_for(ctx: Context, session: Session, pool: PoolRow, spec: PoolSpec) -> Ta
     return task
 
 
-def may_ask(session: Session, pool: PoolRow, now: float) -> bool:
-    """Whether to ask for a pilot now: after ones that ended at once, ever later."""
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """That no pilot is asked for now: the last ones, one after the other, were over at once.
+
+    Attributes:
+        failed: how many; `since`: when the last one was over; `until`: when the next one is asked for.
+        why: how that one ended, in words.
+    """
+
+    failed: int
+    since: float
+    until: float
+    why: str
+
+
+def pause(session: Session, pool: PoolRow, now: float) -> Pause | None:
+    """Whether a pilot is asked for only later: after ones that ended at once, ever later."""
     newest = (
-        sa.select(sa.func.coalesce(TaskRow.ended_at, 0.0), TaskRow.started_at, TaskRow.reason)
+        sa.select(sa.func.coalesce(TaskRow.ended_at, 0.0), TaskRow.started_at, TaskRow.reason, TaskRow.detail)
         .where(TaskRow.pool_id == pool.id, TaskRow.kind == "pilot", TaskRow.ended_at.is_not(None))
         .order_by(TaskRow.ended_at.desc())
         .limit(_MOST_FAILED)
     )
-    failed: list[float] = []
-    for ended_at, started_at, reason in session.execute(newest):
+    failed: list[tuple[float, str]] = []
+    for ended_at, started_at, reason, detail in session.execute(newest):
         if reason == Reason.CANCELLED or float(ended_at) - float(started_at or ended_at) >= _SOON_OVER_S:
             break
-        failed.append(float(ended_at))
-    return not failed or now - failed[0] >= min(_FIRST_WAIT_S * 2 ** len(failed), _LONGEST_WAIT_S)
+        failed.append((float(ended_at), ": ".join(filter(None, [reason, detail]))))
+    if not failed:
+        return None
+    since, why = failed[0]
+    until = since + min(_FIRST_WAIT_S * 2 ** len(failed), _LONGEST_WAIT_S)
+    return Pause(failed=len(failed), since=since, until=until, why=why[:_MOST_WHY]) if now < until else None
 
 
 def let_go(ctx: Context, session: Session, pilot: Held, why: str) -> set[str]:

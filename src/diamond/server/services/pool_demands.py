@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import re
 from dataclasses import dataclass
@@ -22,19 +21,17 @@ from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.core.training import Measure
 from diamond.planner.pools import trained
+from diamond.planner.pools.pace import RESTART_S, even_sizes, free_bounds
 from diamond.planner.pools.profiles import Prior, Profiles
-from diamond.planner.pools.snapshot import Demand, Work
+from diamond.planner.pools.snapshot import Demand, Shape, Speed, Work
 from diamond.planner.pools.speeds import Linear
-from diamond.planner.pools.trained import Window
-from diamond.server.services import pools
+from diamond.planner.pools.trained import AtBestBatch, Growth, Window
+from diamond.server.services import pool_batches, pool_fits, pools
 from diamond.server.services.context import Context
 from diamond.server.services.pool_state import Member, State
 from diamond.server.store.models import JobRow, TaskRow
 from diamond.server.store.pool_models import PoolRow
 
-log = logging.getLogger(__name__)
-
-RESTART_S = 30.0  # until it was measured
 ENDING_S = 3.0  # of a move, before the job has ended: to finish the step and to save
 _LONGEST_RESTART_S = 3600.0
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -48,16 +45,25 @@ class Known:
     Attributes:
         windows: what it did at each size, the newest last.
         is_movable: it saves its state when it is asked to, so it may be given another size.
+        noise_scale: of its gradient, as it was last measured: noise may hide the gradient for a while.
+        job_id: of the job that said `latest`.
     """
 
     windows: tuple[Window, ...] = ()
     latest: Measure | None = None
     restart_s: float | None = None
     is_movable: bool = False
+    noise_scale: float | None = None
+    job_id: str = ""
 
     @property
     def is_measured(self) -> bool:
         return bool(self.windows)
+
+    @property
+    def samples(self) -> int:
+        """Trained on so far."""
+        return (self.latest.samples_done or 0) if self.latest is not None else 0
 
 
 def known_of(ctx: Context, state: State) -> dict[str, Known]:
@@ -68,6 +74,8 @@ def known_of(ctx: Context, state: State) -> dict[str, Known]:
 def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
     windows: dict[tuple[int, int], Window] = {}
     latest: Measure | None = None
+    noise_scale: float | None = None
+    job_id = ""
     restarts: list[float] = []
     before: JobRow | None = None
     for job in jobs:
@@ -76,13 +84,17 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
             if row.global_batch and row.step_s:
                 key = (row.nodes, row.world)
                 windows.pop(key, None)
-                windows[key] = Window(row.nodes, row.world, row.global_batch, row.step_s)
-        latest = seen.latest or latest
+                windows[key] = Window(
+                    row.nodes, row.world, row.global_batch, row.step_s, row.per_rank or None, row.comm_s
+                )
+        if seen.latest is not None:
+            latest, job_id = seen.latest, job.id
+            noise_scale = latest.noise_scale if latest.noise_scale is not None else noise_scale
         if seen.first is not None and job.started_at is not None:
             # From the end of the job before, where one was asked to stop, and what it took to save and end.
             moved = before is not None and before.ended_at is not None and before.desired == Desired.YIELD
             since = before.ended_at - ENDING_S if before is not None and before.ended_at and moved else job.started_at
-            restarts.append(seen.first.began_s - since)
+            restarts.append(seen.first.began_s - _ahead_s(seen.latest, job, ctx.clock()) - since)
         before = job
     sane = [one for one in restarts if 0.0 <= one <= _LONGEST_RESTART_S]
     is_elastic = spec.resources.is_elastic or spec.resources.range is None
@@ -91,12 +103,19 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
         latest=latest,
         restart_s=max(sane[-3:]) if sane else None,
         is_movable=is_elastic and latest is not None and spec.ranks_per_node > 0,
+        noise_scale=noise_scale,
+        job_id=job_id,
     )
+
+
+def _ahead_s(latest: Measure | None, job: JobRow, now: float) -> float:
+    """How far the clock where a job runs is ahead of ours, as far as it shows: what was measured is not to come yet."""
+    return max(0.0, latest.t - (job.ended_at or now)) if latest is not None else 0.0
 
 
 def demands(state: State, known: dict[str, Known], now: float) -> list[Demand]:
     """One for every task that runs, or waits and may begin."""
-    profiles = _profiles(state.pool)
+    profiles = pool_fits.profiles_of(state.pool)
     return [
         _demand(state, member, known.get(member.task.id, Known()), profiles, now)
         for member in state.members
@@ -109,20 +128,20 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
     prior = profiles.similar(keys_of(task.name, spec))
     low, high = bounds(state.spec, spec, known, prior)
     kind, batch = state.spec.kind, _batch(known, prior, state.pool, task.name, spec)
-    speed = trained.speed(kind, known.windows, prior, batch)
     place = member.place
+    speed = pool_fits.speed(kind, known.windows, prior, batch, _growth(member, known, kind))
     return Demand(
         id=task.id,
         submitted_at=task.created_at,
         speed=speed,
         min_gpus=low,
         max_gpus=high,
-        sizes=_sizes(low, high, state.spec.slots_per_node) if low != high else None,
+        sizes=even_sizes(low, high, state.spec.slots_per_node) if low != high else None,
         movable=(known.is_movable and not member.is_moving) or place is None,  # asked in vain, it is left alone
         priority=task.priority,
         owner=task.owner_id,
-        left=None if isinstance(speed, Linear) else _left(known, prior),
-        done=_done(known),
+        left=None if isinstance(speed, Linear) else _left(known, prior, speed),
+        done=_done(known, speed),
         attained_s=sum(_slot_seconds(job, now) for job in member.jobs),
         running_s=_running_s(member, now),
         restarts=max(0, len([job for job in member.jobs if job.started_at]) - 1),
@@ -131,30 +150,12 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
 
 
 def bounds(pool: PoolSpec, spec: TaskSpec, known: Known, prior: Prior | None) -> tuple[int, int]:
-    """At least and at most so many slots.
-
-    Who says nothing begins with one: it may be a script that several ranks would only repeat. Once it has measured
-    itself it may have more, up to twice of what it was measured on or a node, so that a guess is not expensive; where
-    tasks like it have been measured, as many as the pool has.
-    """
-    most = pool.slots_per_node * pool.most_nodes
-    asked = spec.resources.range
-    low = pools.least(spec)
-    if asked is None and spec.num_nodes == 1 and spec.ranks_per_node == 1:
-        if prior is not None and prior.times is not None:
-            return 1, most
-        tried = max((window.slots for window in known.windows), default=0)
-        return 1, min(max(pool.slots_per_node, 2 * tried), most) if tried else 1
-    if not spec.resources.is_elastic:
-        return low, low
-    assert asked is not None
-    return low, max(low, min(asked[1], most))
-
-
-def _sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
-    """Evenly on nodes: any number on one, whole nodes beyond."""
-    found = [size for size in range(low, high + 1) if size <= per_node or size % per_node == 0]
-    return tuple(found or [low])
+    """At least and at most so many slots, by what is known of the task."""
+    if not pools.is_free(spec):
+        return pools.sizes(pool, spec)
+    tried = max((window.slots for window in known.windows), default=0)
+    is_known = prior is not None and prior.times is not None
+    return free_bounds(tried, pool.slots_per_node, pool.slots_per_node * pool.most_nodes, is_known=is_known)
 
 
 def keys_of(name: str, spec: TaskSpec) -> list[str]:
@@ -168,16 +169,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _profiles(pool: PoolRow) -> Profiles:
-    if not pool.profiles:
-        return Profiles()
-    try:
-        return Profiles.from_json(json.dumps(pool.profiles["past"]))
-    except (KeyError, TypeError, ValueError):
-        log.warning("pool %s: what it learnt cannot be read; it begins anew", pool.id)
-        return Profiles()
-
-
 def _batch(known: Known, prior: Prior | None, pool: PoolRow, name: str, spec: TaskSpec) -> int | None:
     if known.windows or prior is None or not pool.profiles:
         return None
@@ -186,18 +177,29 @@ def _batch(known: Known, prior: Prior | None, pool: PoolRow, name: str, spec: Ta
     return found if isinstance(found, int) and found >= 1 else None
 
 
-def _left(known: Known, prior: Prior | None) -> Work | None:
+def _growth(member: Member, known: Known, kind: str) -> Growth | None:
+    """Of a training whose batch Diamond chooses. Until the job that runs has said which it has, none is its own."""
+    place, live = member.place, member.live
+    told = live is not None and live.id == known.job_id
+    where = Shape(kind, len(place.nodes), place.slots) if place is not None and told else None
+    return pool_batches.growth_of(member.spec, known.latest, known.noise_scale, where)
+
+
+def _left(known: Known, prior: Prior | None, speed: Speed) -> Work | None:
     """As the training itself says, else as others like it suggest."""
     latest = known.latest
-    if latest is not None and latest.until is not None and latest.global_batch:
-        left = float(max(0, latest.until - latest.step) * latest.global_batch)
+    if latest is not None and (total := latest.samples_in_all) is not None:
+        left = _work(max(0, total - (latest.samples_done or 0)), speed)
         return Work(left, left, left)
-    return prior.left(_done(known)) if prior is not None else None
+    return prior.left(_done(known, speed)) if prior is not None else None
 
 
-def _done(known: Known) -> float:
-    latest = known.latest
-    return float(latest.step * (latest.global_batch or 0)) if latest is not None else 0.0
+def _done(known: Known, speed: Speed) -> float:
+    return _work(known.samples, speed)
+
+
+def _work(samples: int, speed: Speed) -> float:
+    return speed.work(samples) if isinstance(speed, AtBestBatch) else float(samples)
 
 
 def _slot_seconds(job: JobRow, now: float) -> float:
@@ -233,7 +235,7 @@ def learn(ctx: Context, session: Session, state: State) -> None:
     ended = [task for task in session.scalars(query) if task.id != since]
     if not ended:
         return
-    profiles = _profiles(pool)
+    profiles = pool_fits.read_profiles(pool)
     batches = dict((pool.profiles or {}).get("batches", {}))
     for task in ended:
         spec = decode(TaskSpec, task.spec)
@@ -244,7 +246,7 @@ def learn(ctx: Context, session: Session, state: State) -> None:
             profiles.learn(
                 keys,
                 trained.measurements(state.spec.kind, known.windows),
-                total_work=_done(known) or None,
+                total_work=float(known.samples) or None,
                 restart_s=known.restart_s,
             )
             batches.update(dict.fromkeys(keys, known.windows[-1].global_batch))

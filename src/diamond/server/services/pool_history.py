@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -15,7 +14,7 @@ from diamond.core.errors import NotFound
 from diamond.core.pools import PoolNode, PoolPlace, PoolTask
 from diamond.core.projects import Role
 from diamond.core.states import Desired, JobState
-from diamond.server.services import access, pools
+from diamond.server.services import access, pool_state, pool_views, pools
 from diamond.server.services.context import Context
 from diamond.server.store.models import JobRow, TaskRow
 from diamond.server.store.pool_models import PoolRow
@@ -77,12 +76,8 @@ class History:
     actual: dict[int, float] = field(default_factory=dict)
 
     def number_of(self, task: PoolTask) -> int | None:
-        """Tasks that the viewer may not see have no id; when they were submitted tells them apart."""
-        return self._numbers.get((task.task_id, task.submitted_at))
-
-    @cached_property
-    def _numbers(self) -> dict[tuple[str, float], int]:
-        return {(who.task_id, who.submitted_at): who.number for who in self.tasks.values()}
+        """None for one that is not in this history."""
+        return task.number if task.number in self.tasks else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +109,14 @@ def read(ctx: Context, user_id: str, ref: str, span_s: float) -> History:
             may_change=_may_change(session, user_id, pool),
             tasks={who.number: who for who in tasks.values()},
             stays=tuple(
-                _stay(job, tasks[job.task_id].number)
+                _stay(job, tasks[job.task_id].number, now)
                 for job, kind in jobs
                 if kind == "command" and job.place and job.task_id in tasks
             ),
             holds=tuple(
-                Hold(slots=pools.spec_of(pool).slots_per_node, started_at=job.started_at, ended_at=job.ended_at)
+                Hold(slots=pools.spec_of(pool).slots_per_node, started_at=began_at, ended_at=job.ended_at)
                 for job, kind in jobs
-                if kind == "pilot" and job.started_at is not None
+                if kind == "pilot" and (began_at := pool_state.began_at(job, now)) is not None
             ),
         )
         ended = sorted((who.ended_at, task_id) for task_id, who in tasks.items() if who.ended_at is not None)
@@ -138,12 +133,15 @@ def fairness(task: PoolTask, decided_at: float) -> float | None:
 
     1 is what fixed equal shares would give; below it the task gains by the pool.
     """
-    if not task.goodput or not task.alone or task.predicted_end_at is None or not task.until or task.step is None:
+    done, whole = task.step, task.until
+    if task.until_samples and task.samples is not None:  # its steps are not all of one size
+        done, whole = task.samples, task.until_samples
+    if not task.goodput or not task.alone or task.predicted_end_at is None or not whole or done is None:
         return None
-    if task.step >= task.until:
+    if done >= whole:
         return None
     left = task.goodput * (task.predicted_end_at - decided_at)
-    alone_s = left * task.until / (task.until - task.step) / task.alone
+    alone_s = left * whole / (whole - done) / task.alone
     return (task.predicted_end_at - task.submitted_at) / alone_s if alone_s > 0 else None
 
 
@@ -173,21 +171,14 @@ def _may_change(session: Session, user_id: str, pool: PoolRow) -> bool:
 
 
 def _tasks(session: Session, user_id: str, pool: PoolRow, since: float) -> dict[str, Who]:
-    """By id. Numbers count all of the pool's tasks, so that a task keeps its own while others come and go."""
-    of_pool = (TaskRow.pool_id == pool.id, TaskRow.kind == "command")
-    seen = set(session.scalars(sa.select(TaskRow.id).where(*of_pool, access.sees(TaskRow, user_id))))
-    columns = (TaskRow.id, TaskRow.name, TaskRow.created_at, TaskRow.ended_at)
-    rows = session.execute(sa.select(*columns).where(*of_pool).order_by(TaskRow.created_at, TaskRow.id)).all()
+    """By id."""
+    lately = sa.or_(TaskRow.ended_at.is_(None), TaskRow.ended_at >= since)
+    query = sa.select(TaskRow.id, TaskRow.created_at, TaskRow.ended_at).where(TaskRow.pool_id == pool.id, lately)
+    rows = {task_id: (created_at, ended_at) for task_id, created_at, ended_at in session.execute(query)}
     return {
-        task_id: Who(
-            number=number,
-            task_id=task_id if task_id in seen else "",
-            name=name if task_id in seen else "another's task",
-            submitted_at=created_at,
-            ended_at=ended_at,
-        )
-        for number, (task_id, name, created_at, ended_at) in enumerate(rows, 1)
-        if ended_at is None or ended_at >= since
+        task_id: Who(**shown._asdict(), submitted_at=rows[task_id][0], ended_at=rows[task_id][1])
+        for task_id, shown in pool_views.of_pool(session, user_id, pool).items()
+        if task_id in rows
     }
 
 
@@ -207,13 +198,13 @@ def _all_jobs(session: Session, task_id: str) -> Iterable[JobRow]:
     return session.scalars(sa.select(JobRow).where(JobRow.task_id == task_id).order_by(JobRow.attempt))
 
 
-def _stay(job: JobRow, number: int) -> Stay:
+def _stay(job: JobRow, number: int, now: float) -> Stay:
     place = decode(PoolPlace, job.place)
     return Stay(
         number=number,
         slots=place.slots,
         nodes=place.nodes,
-        started_at=job.started_at,
+        started_at=pool_state.began_at(job, now),
         ended_at=job.ended_at,
         is_live=not JobState(job.state).is_final,
         is_moving=job.desired == Desired.YIELD,
@@ -227,13 +218,13 @@ def _actual(ctx: Context, history: History, who: Who, jobs: list[str]) -> float 
     measured = [ctx.measures.of_job(job_id) for job_id in jobs]
     latest = next((one.latest for one in reversed(measured) if one.latest is not None), None)
     sizes = {row.world: row.samples_per_s for one in measured for row in one.sizes.values() if row.samples_per_s}
-    if latest is None or not latest.global_batch or not latest.step or not sizes:
+    if latest is None or not latest.samples_done or not sizes:
         return None
     share = _equal_share(history, who)
     if share is None:
         return None
     nearest = min(sizes, key=lambda world: (abs(world - share), world))
-    alone_s = latest.step * latest.global_batch / (sizes[nearest] * share / nearest)
+    alone_s = latest.samples_done / (sizes[nearest] * share / nearest)
     return (who.ended_at - who.submitted_at) / alone_s
 
 

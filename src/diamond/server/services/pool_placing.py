@@ -7,6 +7,7 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from diamond.core.codec import encode
+from diamond.core.fields import GLOBAL_BATCH
 from diamond.core.pools import PoolPlace
 from diamond.core.reasons import Reason
 from diamond.core.resources import Resources
@@ -53,7 +54,8 @@ def place(
 
 
 def spec_there(spec: TaskSpec, where: PoolPlace) -> TaskSpec:
-    """The task as the agent is to run it there: a rank for every slot, on as many nodes as these lie on."""
+    """The task as the agent is to run it there: a rank for every slot, on as many nodes as these lie on, with the batch
+    that was chosen for it, unless its user has said one."""
     slots = where.nodes[0].slots
     needs = spec.resources
     there = Resources(
@@ -64,4 +66,9 @@ def spec_there(spec: TaskSpec, where: PoolPlace) -> TaskSpec:
         image_id=needs.image_id,
     )
     ranks = spec.ranks_per_node if spec.ranks_per_node == 0 else slots
-    return replace(spec, resources=there, num_nodes=len(where.nodes), ranks_per_node=ranks, min_nodes=None, pool=None)
+    envs = spec.envs
+    if where.global_batch is not None:
+        envs = {GLOBAL_BATCH: str(where.global_batch), **envs}
+    return replace(
+        spec, resources=there, num_nodes=len(where.nodes), ranks_per_node=ranks, min_nodes=None, pool=None, envs=envs
+    )

@@ -129,7 +129,7 @@ class _Tasks:
 
         task, spec = member.task, member.spec
         known = pool_demands.known_of(self._ctx, State(self._pool, self._spec, [], [member]))[task.id]
-        is_free = spec.resources.range is None and spec.num_nodes == 1 and spec.ranks_per_node == 1
+        is_free = pools.is_free(spec)
         least, most = pool_demands.bounds(self._spec, spec, pool_demands.Known(), None)
         if is_free:
             most = self._spec.slots_per_node * self._spec.most_nodes
@@ -148,7 +148,7 @@ class _Tasks:
             submitted_at=self._clock.since(task.created_at),
             ended_at=self._clock.maybe(task.ended_at) if TaskState(task.state).is_final else None,
             state=task.state,
-            total_samples=_samples(latest, latest.until) if latest is not None else None,
+            total_samples=_sane(latest.samples_in_all) if latest is not None else None,
             global_batch=(latest.global_batch or None) if latest is not None else None,
             windows=tuple(
                 WindowRecord(nodes=one.nodes, slots=one.slots, global_batch=one.global_batch, step_s=one.step_s)
@@ -173,9 +173,9 @@ class _Tasks:
             slots=place.slots,
             nodes=len(place.nodes),
             first_at=first_at,
-            first_samples=_samples(first, max(0, first.step - first.steps)) if first and first_at is not None else None,
+            first_samples=_before(first) if first and first_at is not None else None,
             last_at=last_at,
-            last_samples=_samples(latest, latest.step) if latest and last_at is not None else None,
+            last_samples=_sane(latest.samples_done) if latest and last_at is not None else None,
             told_at=clock.during(job, first.t) if first is not None and first_at is not None else None,
             reason=job.reason or "",
         )
@@ -185,8 +185,11 @@ def _numbered(known: dict[str, int], key: str) -> int:
     return known.setdefault(key, len(known) + 1)
 
 
-def _samples(measure: Measure, steps: int | None) -> float | None:
-    if steps is None or not measure.global_batch:
-        return None
-    found = float(steps * measure.global_batch)
-    return found if found <= MOST_WORK else None
+def _before(first: Measure) -> float | None:
+    """Samples that were done when the first window began."""
+    done = first.samples_done
+    return _sane(max(0, done - first.steps * (first.global_batch or 0))) if done is not None else None
+
+
+def _sane(samples: int | None) -> float | None:
+    return float(samples) if samples is not None and samples <= MOST_WORK else None

@@ -23,6 +23,7 @@ from diamond.core.resources import Resources
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import TaskSpec
 from diamond.planner.pools.even import evened
+from diamond.planner.pools.pace import DECIDE_S, LOOK_S, ROUND_S, SOON_S
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.snapshot import Decision, Demand, Node, Placement, Shape, Snapshot
 from diamond.server.services import (
@@ -30,6 +31,7 @@ from diamond.server.services import (
     lifecycle,
     pilots,
     planning,
+    pool_batches,
     pool_demands,
     pool_placing,
     pools,
@@ -45,9 +47,6 @@ from diamond.server.store.pool_models import PoolDecisionRow, PoolRow
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 60.0  # a new decision at least so often, while something runs
-SOON_S = 2.0  # and not more often than that
-DECIDE_S = 1.0
 PATIENCE_S = 300.0  # for a task that was asked to save and stop; then others are not kept waiting for it
 _MOST_NEW = 32  # pilots asked for at once
 
@@ -75,7 +74,7 @@ def _tried(ctx: Context, pool_id: str) -> float | None:
         return _one(ctx, pool_id)
     except Exception:  # one pool must not keep all others from going on
         log.exception("a round of pool %s failed; it is tried again", pool_id)
-        return ctx.clock() + ROUND_S / 4
+        return ctx.clock() + LOOK_S
 
 
 def _one(ctx: Context, pool_id: str) -> float | None:
@@ -112,17 +111,21 @@ def _one(ctx: Context, pool_id: str) -> float | None:
         return now + SOON_S
     if fresh.state.pool.closed_at is None and row.plan.get("about") != _about(fresh.state, demands, now):
         return now + SOON_S / 2  # something has changed just after a decision
-    return now + ROUND_S / 4
+    return now + LOOK_S
 
 
 def _barred(session: Session, state: State) -> set[str]:
-    """Tasks that wait and whose owners may not run in the pool any more: they left its project."""
+    """Tasks that wait and whose owners may not run in the pool any more: they left its project, or the endpoint's own
+    policy does not have them."""
     endpoint = session.get_one(EndpointRow, state.pool.endpoint_id)
     return {
         member.task.id
         for member in state.members
         if member.live is None
-        and not snapshots.usable(session, member.task.owner_id, member.task.project_id, [endpoint])
+        and (
+            not snapshots.usable(session, member.task.owner_id, member.task.project_id, [endpoint])
+            or snapshots.barred(session, member.task.owner_id, [endpoint])
+        )
     }
 
 
@@ -184,9 +187,14 @@ def _in_transit(state: State, now: float) -> bool:
     """Whether a task is about to stop that was asked to."""
     asked: dict[str, float] = state.pool.plan.get("asked", {})
     return any(
-        member.is_moving and member.live is not None and now - asked.get(member.live.id, now) < PATIENCE_S
+        member.is_moving and member.live is not None and now - _asked_at(member.live, asked) < PATIENCE_S
         for member in state.members
     )
+
+
+def _asked_at(job: JobRow, asked: dict[str, float]) -> float:
+    """An older server did not note it. It was after the job began then: so nobody is waited for without end."""
+    return asked.get(job.id, job.started_at or job.created_at)
 
 
 def _kept(fresh: Round, decision: Decision, now: float) -> dict[str, Any]:
@@ -203,7 +211,7 @@ def _kept(fresh: Round, decision: Decision, now: float) -> dict[str, Any]:
             "goodput": demand.speed.goodput(_shape(kind, placement)) if placement else None,
             "alone": demand.speed.goodput(Shape(kind, -(-alone // per_node), alone)),
             "known": fresh.known[name].is_measured if name in fresh.known else False,
-            "left": demand.left.expected if demand.left is not None else None,
+            "left": pool_batches.left_there(demand, _shape(kind, placement) if placement else None),
         }
     return {
         **fresh.state.pool.plan,
@@ -289,12 +297,15 @@ def _start(ctx: Context, session: Session, fresh: Round, member: Member, placeme
     if len(sizes) != 1:
         _wait(fresh, member, "its slots would lie unevenly on the nodes; it waits until they can be put right")
         return False
+    demand = next((one for one in fresh.demands if one.id == member.task.id), None)
+    batch = pool_batches.wished(demand, _shape(state.spec.kind, placement))
     place = PoolPlace(
         pool_id=state.pool.id,
         nodes=tuple(PoolNode(pilot=pilot, slots=slots) for pilot, slots in placement),
         cpus=Resources(cpus=state.spec.cpus).cpus_min,
         mem_bytes=Resources(memory=state.spec.memory).mem_bytes_min,
         has_gpus=state.spec.has_gpus,
+        global_batch=batch,
     )
     before = member.jobs[-1] if member.jobs else None
     placed = pool_placing.place(ctx, session, member.task, member.spec, state, place, before)
@@ -303,6 +314,7 @@ def _start(ctx: Context, session: Session, fresh: Round, member: Member, placeme
         return False
     plan = state.pool.plan
     estimate = plan.get("estimates", {}).get(member.task.id, {})
+    reasons = [str(plan.get("reasons", {}).get(member.task.id, "")), pool_batches.why(demand, batch)]
     session.add(
         PoolDecisionRow(
             id=new_id("pdc"),
@@ -311,7 +323,7 @@ def _start(ctx: Context, session: Session, fresh: Round, member: Member, placeme
             at=now,
             slots=place.slots,
             before=_slots_of(before),
-            reason=str(plan.get("reasons", {}).get(member.task.id, ""))[:2000],
+            reason="; ".join(filter(None, reasons))[:2000],
             goodput=estimate.get("goodput") if estimate.get("known") else None,
         )
     )
@@ -364,7 +376,7 @@ def _hold_nodes(ctx: Context, session: Session, fresh: Round, now: float) -> Non
     # Those that should be over and are not reported so are not replaced without end.
     room = 2 * state.spec.most_nodes - len(state.pilots)
     more = min(wanted - len(lasting), _MOST_NEW, room)
-    for _ in range(more if more > 0 and pilots.may_ask(session, state.pool, now) else 0):
+    for _ in range(more if more > 0 and pilots.pause(session, state.pool, now) is None else 0):
         task = pilots.ask_for(ctx, session, state.pool, state.spec)
         placed = planning.place_task(ctx, session, task, decode(TaskSpec, task.spec))
         fresh.topics |= {*placed.topics, "planning"}

@@ -18,6 +18,11 @@ _FINAL_TASKS = [state.value for state in TaskState if state.is_final]
 _MOST_TASKS = 5000
 
 
+def began_at(job: JobRow, now: float) -> float | None:
+    """When it started: now at the latest. A clock there that was ahead of ours may have said otherwise."""
+    return min(job.started_at, now) if job.started_at is not None else None
+
+
 @dataclass(frozen=True)
 class Held:
     """A pilot that waits for its node, or holds it."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from diamond.core.durations import format_duration
 from diamond.core.pools import Pilot, Pool, PoolDecision, PoolTask
 from diamond.core.states import TaskState
-from diamond.server.services import access, pool_state
+from diamond.server.services import access, pilots, pool_state
 from diamond.server.services.context import Context
 from diamond.server.services.pool_state import Held, Member, State
 from diamond.server.store.identity_models import ProjectRow
@@ -28,9 +29,9 @@ def view(ctx: Context, session: Session, user_id: str, row: PoolRow, *, whole: b
     project = session.get(ProjectRow, row.project_id) if row.project_id else None
     shown: dict[str, Any] = {}
     if whole:
-        seen = _seen(session, user_id, row)
+        seen = of_pool(session, user_id, row)
         shown = {
-            "pilots": tuple(_pilot(state, pilot, used) for pilot in state.pilots),
+            "pilots": tuple(_pilot(state, pilot, used, ctx.clock()) for pilot in state.pilots),
             "tasks": (*_tasks(ctx, session, state, seen), *_ended(session, row, seen)),
             "decisions": _decisions(session, row, seen),
         }
@@ -50,7 +51,7 @@ def view(ctx: Context, session: Session, user_id: str, row: PoolRow, *, whole: b
         waiting=sum(member.live is None for member in state.members),
         running=sum(member.live is not None for member in state.members),
         goodput=_gain(row.plan),
-        note=_note(state),
+        note=_note(session, state, ctx.clock()),
         is_mine=row.owner_id == user_id,
         **shown,
     )
@@ -66,7 +67,7 @@ def _gain(plan: dict[str, Any]) -> float | None:
     return sum(ratios) / len(ratios) if ratios else None
 
 
-def _note(state: State) -> str:
+def _note(session: Session, state: State, now: float) -> str:
     if state.pool.closed_at is not None:
         return (
             "it is closed; its nodes are let go once its tasks have saved their state"
@@ -74,15 +75,28 @@ def _note(state: State) -> str:
             else "it is closed"
         )
     waiting = [pilot for pilot in state.pilots if not pilot.is_held and not pilot.is_ending]
-    if not waiting:
-        return ""
     why = next((pilot.task.pending_reason for pilot in waiting if pilot.task.pending_reason), "")
-    return f"{len(waiting)} more {'node is' if len(waiting) == 1 else 'nodes are'} asked for" + (
-        f": {why}" if why else ""
+    said = f"{_nodes(len(waiting))} asked for" + (f": {why}" if why else "") if waiting else ""
+    lasting = sum(pilots.is_lasting(pilot, now) for pilot in state.pilots)
+    missing = int(state.pool.plan.get("wanted_nodes", 0)) - lasting
+    paused = pilots.pause(session, state.pool, now) if missing > 0 else None
+    return "; ".join(filter(None, [said, _paused(paused, missing, now) if paused is not None else ""]))
+
+
+def _nodes(number: int) -> str:
+    return f"{number} more {'node is' if number == 1 else 'nodes are'}"
+
+
+def _paused(paused: pilots.Pause, missing: int, now: float) -> str:
+    """Since when it is waited, and until when; in lengths of time, since nobody knows the reader's clock."""
+    lost = "the last job of the pool was" if paused.failed == 1 else f"the last {paused.failed} jobs of the pool were"
+    return (
+        f"{_nodes(missing)} wanted: {lost} over at once ({paused.why or 'nobody said why'}), so Diamond has waited for "
+        f"{format_duration(max(0.0, now - paused.since))} and asks again in {format_duration(paused.until - now)}"
     )
 
 
-def _pilot(state: State, pilot: Held, used: dict[str, int]) -> Pilot:
+def _pilot(state: State, pilot: Held, used: dict[str, int], now: float) -> Pilot:
     job = pilot.job
     return Pilot(
         task_id=pilot.task.id,
@@ -91,19 +105,36 @@ def _pilot(state: State, pilot: Held, used: dict[str, int]) -> Pilot:
         host=str(job.hosts[0]) if job is not None and job.hosts else "",
         slots=state.spec.slots_per_node,
         used=used.get(job.id, 0) if job is not None else 0,
-        started_at=job.started_at if job is not None else None,
+        started_at=pool_state.began_at(job, now) if job is not None else None,
         ends_at=pilot.ends_at(),
         pending_reason=pilot.task.pending_reason,
     )
 
 
-def _seen(session: Session, user_id: str, row: PoolRow) -> dict[str, str]:
-    """Names of the pool's tasks that the user sees, by id."""
-    query = sa.select(TaskRow.id, TaskRow.name).where(TaskRow.pool_id == row.id, access.sees(TaskRow, user_id))
-    return {str(key): str(name) for key, name in session.execute(query)}
+class Shown(NamedTuple):
+    """A task as a viewer is told of it: by its id and name, or by its number alone, where they may not see it."""
+
+    number: int
+    task_id: str
+    name: str
 
 
-def _tasks(ctx: Context, session: Session, state: State, seen: dict[str, str]) -> list[PoolTask]:
+def of_pool(session: Session, user_id: str, row: PoolRow) -> dict[str, Shown]:
+    """All tasks that the pool ever had, by id. They are counted together, so that each keeps its number while others
+    come and go."""
+    theirs = (TaskRow.pool_id == row.id, TaskRow.kind == "command")
+    seen = set(session.scalars(sa.select(TaskRow.id).where(*theirs, access.sees(TaskRow, user_id))))
+    query = sa.select(TaskRow.id, TaskRow.name).where(*theirs).order_by(TaskRow.created_at, TaskRow.id)
+    return {
+        key: Shown(number, key, name) if key in seen else Shown(number, "", f"task {number} of another user")
+        for number, (key, name) in enumerate(session.execute(query), 1)
+    }
+
+
+_GONE = Shown(0, "", "a removed task")
+
+
+def _tasks(ctx: Context, session: Session, state: State, seen: dict[str, Shown]) -> list[PoolTask]:
     hosts = {
         pilot.job.id: str(pilot.job.hosts[0]) for pilot in state.pilots if pilot.job is not None and pilot.job.hosts
     }
@@ -112,10 +143,10 @@ def _tasks(ctx: Context, session: Session, state: State, seen: dict[str, str]) -
 
 
 def _task(
-    ctx: Context, state: State, member: Member, hosts: dict[str, str], people: dict[str, str], seen: dict[str, str]
+    ctx: Context, state: State, member: Member, hosts: dict[str, str], people: dict[str, str], seen: dict[str, Shown]
 ) -> PoolTask:
     # Loaded where a pool is looked at: its models take a while to load, and many servers have no pool.
-    from diamond.server.services import pool_demands
+    from diamond.server.services import pool_batches, pool_demands
 
     plan, task, place = state.pool.plan, member.task, member.place
     known = pool_demands.known_of(ctx, State(state.pool, state.spec, [], [member]))[task.id]
@@ -123,10 +154,16 @@ def _task(
     estimate = plan.get("estimates", {}).get(task.id, {})
     goodput = estimate.get("goodput") if estimate.get("known") else None
     left, latest = estimate.get("left"), known.latest
-    is_mine = task.id in seen
+    shown = seen.get(task.id, _GONE)
+    is_mine = bool(shown.task_id)
+    is_news = member.live is not None and known.job_id == member.live.id
+    of_batch = pool_batches.fields(member.spec, latest, known.noise_scale, place, is_news=is_news)
+    if not is_mine:  # in the words of its program
+        of_batch |= {"parallel": "", "parallel_reason": ""}
     return PoolTask(
-        task_id=task.id if is_mine else "",
-        name=seen.get(task.id, "another's task"),
+        task_id=shown.task_id,
+        name=shown.name,
+        number=shown.number,
         owner=people.get(task.owner_id, ""),
         state=task.state,
         slots=place.slots if place is not None else 0,
@@ -144,10 +181,11 @@ def _task(
         restarts=max(0, len([job for job in member.jobs if job.started_at]) - 1),
         submitted_at=task.created_at,
         predicted_end_at=float(plan.get("at", 0.0)) + left / goodput if goodput and left is not None else None,
+        **of_batch,
     )
 
 
-def _ended(session: Session, row: PoolRow, seen: dict[str, str]) -> list[PoolTask]:
+def _ended(session: Session, row: PoolRow, seen: dict[str, Shown]) -> list[PoolTask]:
     final = [state.value for state in TaskState if state.is_final]
     query = (
         sa.select(TaskRow)
@@ -159,8 +197,7 @@ def _ended(session: Session, row: PoolRow, seen: dict[str, str]) -> list[PoolTas
     people = _people(session, tasks)
     return [
         PoolTask(
-            task_id=task.id if task.id in seen else "",
-            name=seen.get(task.id, "another's task"),
+            **seen.get(task.id, _GONE)._asdict(),
             owner=people.get(task.owner_id, ""),
             state=task.state,
             submitted_at=task.created_at,
@@ -177,7 +214,7 @@ def _people(session: Session, tasks: Any) -> dict[str, str]:
     return {str(key): str(name) for key, name in found}
 
 
-def _decisions(session: Session, row: PoolRow, seen: dict[str, str]) -> tuple[PoolDecision, ...]:
+def _decisions(session: Session, row: PoolRow, seen: dict[str, Shown]) -> tuple[PoolDecision, ...]:
     query = (
         sa.select(PoolDecisionRow)
         .where(PoolDecisionRow.pool_id == row.id)
@@ -187,8 +224,9 @@ def _decisions(session: Session, row: PoolRow, seen: dict[str, str]) -> tuple[Po
     return tuple(
         PoolDecision(
             at=one.at,
-            task_id=one.task_id if one.task_id in seen else "",
-            task_name=seen.get(one.task_id, "another's task"),
+            task_id=seen.get(one.task_id, _GONE).task_id,
+            task_name=seen.get(one.task_id, _GONE).name,
+            number=seen.get(one.task_id, _GONE).number,
             slots=one.slots,
             before=one.before,
             reason=one.reason,

@@ -100,7 +100,7 @@ def change(ctx: Context, user_id: str, ref: str, changes: Mapping[str, Any]) -> 
         row = _managed(session, user_id, ref)
         if row.closed_at is not None:
             raise Conflict(f"pool {row.name!r} is closed", hint="make another")
-        spec = PoolSpec.parse({**_written(row), **changes})
+        spec = spec_of(row).changed(changes)
         _check_nodes(ctx, session.get_one(EndpointRow, row.endpoint_id), spec)
         row.spec = encode(spec)
         audit.record(
@@ -209,10 +209,6 @@ def _managed(session: Session, user_id: str, ref: str) -> PoolRow:
     return row
 
 
-def _written(row: PoolRow) -> dict[str, Any]:
-    return {name: value for name, value in row.spec.items() if value is not None}
-
-
 def _endpoint(session: Session, user_id: str, project: ProjectRow, spec: PoolSpec) -> EndpointRow:
     rows = snapshots.for_tasks(session, user_id, project.id)
     found = next((row for row in rows if row.name == spec.endpoint), None)
@@ -263,6 +259,12 @@ def _check_may_use(session: Session, user_id: str, project_id: str | None, row: 
             or "launch it in a project that the endpoint is shared with"
         )
         raise InvalidInput(f"the task may not run at {endpoint.name}, where the pool is", hint=hint, field="pool")
+    if obstacle := snapshots.barred(session, user_id, [endpoint]).get(endpoint.id):
+        raise InvalidInput(
+            f"the task may not run at {endpoint.name}, where the pool is: {obstacle.text}",
+            hint="use a pool at an endpoint that lets you run tasks",
+            field="pool",
+        )
     if row.owner_id != user_id and row.project_id != project_id:
         raise InvalidInput(
             f"pool {row.name!r} belongs to another project than the task",
@@ -280,6 +282,14 @@ def _check_fits(row: PoolRow, spec: TaskSpec) -> None:
         raise InvalidInput(f"pool {row.name!r} has no GPUs", hint='say resources: {slots: "1..4"}', field=at)
     if needs.gpu_type is not None and pool.kind.lower() not in (needs.gpu_type.lower(), "gpu"):
         raise InvalidInput(f"pool {row.name!r} has {pool.kind}s", hint="name these, or gpu for any", field=at)
+    if spec.num_nodes > pool.most_nodes:
+        raise InvalidInput(
+            f"pool {row.name!r} has at most {pool.most_nodes} node{'s' if pool.most_nodes != 1 else ''}, the task asks "
+            f"for {spec.num_nodes}",
+            hint="leave num_nodes out and ask for slots (Diamond picks the nodes), or let the pool have more nodes "
+            "(`diamond pool set`)",
+            field="num_nodes",
+        )
     low = least(spec)
     if not _lies_evenly(pool.slots_per_node, low, spec):
         raise InvalidInput(
@@ -300,6 +310,19 @@ def _lies_evenly(per_node: int, low: int, spec: TaskSpec) -> bool:
     bounds = spec.resources.range
     high = max(low, bounds[1]) if bounds is not None and spec.resources.is_elastic else low
     return low <= per_node or high // per_node > (low - 1) // per_node
+
+
+def is_free(spec: TaskSpec) -> bool:
+    """Whether the task says nothing of its size, so that Diamond picks it."""
+    return spec.resources.range is None and spec.num_nodes == 1 and spec.ranks_per_node == 1
+
+
+def sizes(pool: PoolSpec, spec: TaskSpec) -> tuple[int, int]:
+    """At least and at most so many slots, as long as nothing is known of the task."""
+    low, asked = least(spec), spec.resources.range
+    if asked is None or not spec.resources.is_elastic:
+        return low, low
+    return low, max(low, min(asked[1], pool.slots_per_node * pool.most_nodes))
 
 
 def least(spec: TaskSpec) -> int:

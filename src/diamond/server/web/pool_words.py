@@ -79,6 +79,9 @@ def resizing(task: PoolTask) -> str:
 def progress(task: PoolTask) -> str:
     if task.step is None:
         return ""
+    if task.until_samples and task.samples is not None:  # steps of several sizes are no measure
+        share = min(1.0, task.samples / task.until_samples)
+        return f"{task.samples:,} of {task.until_samples:,} samples ({share:.0%})"
     if not task.until:
         return f"step {task.step:,}"
     return f"{task.step:,} of {task.until:,} steps ({min(1.0, task.step / task.until):.0%})"

@@ -181,7 +181,6 @@ def detail_page(request: Request, who: Visitor, ref: str) -> Response:
         live=live[:_MOST_SHOWN],
         more=max(0, len(live) - _MOST_SHOWN),
         ended=ended,
-        numbers={one.task_id: one.number for one in history.tasks.values() if one.task_id},
         look_of=pool_drawing.look_of,
         fairness=pool_words.fairness([*live, *ended]),
         words=pool_words,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -78,6 +79,15 @@ class Growing:
     def lr_scale(self) -> float:
         """What the last step's learning rate was multiplied by."""
         return self._growth.last
+
+    def told(self) -> dict[str, Any]:
+        """For the planner: whether it may choose the batch, and which the learning rate belongs to."""
+        return {
+            "lr_scale": self.lr_scale,
+            "grows": self.size.grows,
+            "first_batch": self._growth.base,
+            "max_batch": self.size.most,
+        }
 
     def position(self) -> dict[str, float]:
         return self._growth.state()

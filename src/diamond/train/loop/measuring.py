@@ -9,7 +9,6 @@ computing and what is waiting for other ranks, only probes tell (`probing`). Ran
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import resource
@@ -30,6 +29,7 @@ from diamond.train.ending import job_ends_at
 from diamond.train.loop.batches import Batches, Piece
 from diamond.train.loop.probing import Probes
 from diamond.train.metrics import Context
+from diamond.train.scaling import End
 
 FIRST_LINE_S, EVERY_S = 2.0, 10.0
 PARTS = ("compute_s", "comm_s", "data_s", "save_s", "other_s")
@@ -81,11 +81,12 @@ class Measuring:
         self._known: dict[str, Any] = {}
         self._loader: Batches | None = None
         self._until = 0
+        self._until_samples: int | None = None
         self._done = 0  # steps of this process
         self._opened = self._next_line = self._piece_began = self._compute_s = self._saved_s = self._waited_s = 0.0
         self._ended = 0.0  # when the last step was done
         self._window, self._life = Window(), Window()
-        self._asked: tuple[Window, int, Any, list[torch.Tensor]] | None = None
+        self._asked: tuple[Window, tuple[int, int], Any, list[torch.Tensor]] | None = None
 
     # ---- what the loop calls -----------------------------------------------------------------------------------------
 
@@ -108,10 +109,11 @@ class Measuring:
             "precision": precision,
         }
 
-    def opens(self, loader: Batches, until: float) -> None:
-        """The loop begins, or begins again: what was between is no part of a step."""
+    def opens(self, loader: Batches, end: End, step: int) -> None:
+        """The loop begins, or begins again, after so many steps: what was between is no part of a step."""
         now = time.perf_counter()
-        self._loader, self._until, self._waited_s, self._saved_s = loader, math.ceil(until), loader.waited_s, 0.0
+        self._loader, self._waited_s, self._saved_s = loader, loader.waited_s, 0.0
+        self._until, self._until_samples = end.last_step(step, loader.seen, loader.global_batch), end.samples
         if not self._done:
             self._opened, self._next_line = now, now + FIRST_LINE_S
         else:
@@ -188,15 +190,16 @@ class Measuring:
     def tell(self, step: int) -> None:
         """On every rank at the same step: rank 0 writes a line as soon as it has heard of all."""
         window = self._turned()
+        done = (step, self._loader.seen if self._loader is not None else 0)
         self._next_line = time.perf_counter() + EVERY_S
         if self._group is None:
-            self._write(window, step, [self._own()])
+            self._write(window, done, [self._own()])
             return
         self._hear()  # of the last time; it came long ago
         message = torch.frombuffer(bytearray(self._packed()), dtype=torch.uint8)
         heard = [torch.empty_like(message) for _ in range(self._place.world_size)]
         work = dist.all_gather(heard, message, group=self._group, async_op=True)
-        self._asked = (window, step, work, heard)
+        self._asked = (window, done, work, heard)
 
     def finish(self, step: int, say: Callable[[str], None]) -> None:
         """The last line, on every rank when all have ended alike, and a word about the whole of it."""
@@ -224,20 +227,23 @@ class Measuring:
     def _hear(self) -> None:
         if self._asked is None:
             return
-        window, step, work, heard = self._asked
+        window, done, work, heard = self._asked
         self._asked = None
         work.wait()
         if self._place.rank == 0:
-            self._write(window, step, [_unpacked(one) for one in heard])
+            self._write(window, done, [_unpacked(one) for one in heard])
 
-    def _write(self, window: Window, step: int, told: Sequence[Told]) -> None:
+    def _write(self, window: Window, done: tuple[int, int], told: Sequence[Told]) -> None:
+        """`done`: steps and samples at the end of the window."""
         assert self._probes is not None and self._loader is not None
         noise, loader = self._probes.noise, self._loader
         exchanged = [one.sync_s for one in told if one.sync_s > 0]
         self.last = {
             "t": round(time.time(), 3),
-            "step": step,
+            "step": done[0],
             "until": self._until,
+            "samples": done[1],
+            "until_samples": self._until_samples,
             "steps": window.steps,
             **self._known,
             "global_batch": loader.global_batch,

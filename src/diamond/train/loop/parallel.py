@@ -25,6 +25,7 @@ from diamond.train.cohort import Cohort
 from diamond.train.errors import TrainError
 
 KINDS = ("none", "ddp", "fsdp", "hybrid")
+AS_SAID = "set in the script"  # why it is this one, where nothing was chosen
 _ADAM_BYTES = 8  # two moments in single precision: what most optimizers keep for each parameter
 _ROOM = 0.6  # of a device; the rest is for activations and the allocator
 
@@ -62,6 +63,21 @@ def choose(sizes: Sizes) -> str:
     if sizes.num_nodes > 1 and ranks_here > 1 and sizes.train_bytes <= room * ranks_here:
         return "hybrid"
     return "fsdp"
+
+
+def chosen(sizes: Sizes) -> tuple[str, str]:
+    """The same, and why in a few words."""
+    kind = choose(sizes)
+    if kind == "none":
+        return kind, "one rank holds all of it"
+    takes = f"{_gib(sizes.train_bytes)} for training, {_gib(sizes.device_bytes)} a rank"
+    why = {"ddp": "fits on each rank", "hybrid": "fits in a node, not on a rank", "fsdp": "too large for a rank"}[kind]
+    return kind, f"{why}: {takes}"
+
+
+def _gib(size: int) -> str:
+    number, unit = (size / 1024**3, "GiB") if size >= 1024**3 // 10 else (size / 1024**2, "MiB")
+    return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
 def spread(model: nn.Module, kind: str, device: torch.device, *, world: int, num_nodes: int) -> nn.Module:

@@ -110,7 +110,8 @@ class Run:
             raise TrainError(f"parallel={kind!r} is unknown", hint=f"use auto or one of {', '.join(parallel.KINDS)}")
         if precision not in ("auto", "bf16", "fp32"):
             raise TrainError(f"precision={precision!r} is unknown", hint="use auto, bf16 or fp32")
-        self._folder, self._seed, self._kind, self._precision = checkpoints, seed, kind, precision
+        self._folder, self._seed, self._precision = checkpoints, seed, precision
+        self._kind, self._why = kind, parallel.AS_SAID
         self._save_every_s, self._keep, self._resume, self._check_loss = save_every_s, keep, resume, check_loss
         self._growing = Growing(size, lr_rule, lr_warmup, noise=self._noise_scale, say=self.say)
         self._compile_mode = compile_mode
@@ -267,7 +268,7 @@ class Run:
                 train_bytes=parallel.train_bytes(model), device_bytes=parallel.device_bytes(self.device, ranks_here),
                 world=self.world, num_nodes=self._place.num_nodes,
             )  # fmt: skip
-            self._kind = parallel.choose(sizes)
+            self._kind, self._why = parallel.chosen(sizes)
         if self._precision == "auto":
             can = self.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             self._precision = "bf16" if can else "fp32"
@@ -296,7 +297,7 @@ class Run:
         self.say(self._opening(end))
         if end.is_reached(self.step_number, loader.seen):
             self.say("nothing is left to do: the loop ends at once")
-        self._measuring.opens(loader, end.total_steps(loader.global_batch))
+        self._measuring.opens(loader, end, self.step_number)
         while not end.is_reached(self.step_number, loader.seen):
             began_at = self.step_number
             for piece in loader.pieces(end.left(loader.seen)):
@@ -432,7 +433,7 @@ class Run:
     def _facts(self) -> dict[str, Any]:
         """What others than `Measuring` know and belongs into its lines."""
         assert self._checkpoints is not None
-        return {"lr_scale": self.lr_scale, "saves": self._checkpoints.told()}
+        return {"parallel_why": self._why, **self._growing.told(), "saves": self._checkpoints.told()}
 
     def _go_on(self) -> None:
         assert self._checkpoints is not None and self._control is not None

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from diamond.planner.pools.pace import RESTART_S
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.simulation.applications import Application
 from diamond.planner.pools.simulation.fairness import alone_s
@@ -25,7 +26,6 @@ from diamond.planner.pools.simulation.settings import Failure, Knowledge, Settin
 from diamond.planner.pools.simulation.workloads import Arrival
 from diamond.planner.pools.snapshot import Decision, Demand, Node, Placement, Policy, Snapshot, faults
 
-UNMEASURED_RESTART_S = 30.0
 PATIENCE = 10_000  # decisions in a row that leave all GPUs idle, before a simulation is given up
 
 
@@ -279,7 +279,7 @@ class _Replay:
         if task.starts > 1 or (task.starts == 1 and not task.starting_s):
             return task.restart_s
         usual = task.told.usual_restart_s
-        return UNMEASURED_RESTART_S if usual is None else usual
+        return RESTART_S if usual is None else usual
 
     def _runs_on(self, task: Running) -> frozenset[str] | None:
         if not isinstance(task.truth, Application):

@@ -15,6 +15,7 @@ from itertools import pairwise
 from diamond.core.pool_records import JobRecord, NodeRecord, PoolRecord, TaskRecord
 from diamond.core.reasons import Reason
 from diamond.planner.pools import trained
+from diamond.planner.pools.pace import leave_s
 from diamond.planner.pools.profiles import Profiles
 from diamond.planner.pools.snapshot import Shape
 from diamond.planner.pools.steptimes import StepTimes
@@ -23,8 +24,6 @@ from diamond.planner.pools.trained import AtOwnBatch, Window
 SUCCEEDED = "SUCCEEDED"
 _LOSSES = frozenset({Reason.NODE_FAIL, Reason.PREEMPTED, Reason.LOST})
 _LONGEST_STOP_S = 3600.0
-# How long before its walltime is over a pilot is left at most, as the server's pilots have it.
-LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +53,7 @@ class Truth:
         measured: whether it tells of itself.
         total: work from start to end.
         saved_s: between two checkpoints: a lost node undoes half of that.
+        batches: the global batch it had at each size, where Diamond or its ranks chose it; `global_batch` elsewhere.
     """
 
     record: TaskRecord
@@ -65,6 +65,7 @@ class Truth:
     kind: str
     model: AtOwnBatch | None = None
     rates: dict[tuple[int, int], float] = field(default_factory=dict)
+    batches: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def rate(self, nodes: int, slots: int) -> float:
         """Work a second on so many slots of so many nodes."""
@@ -123,6 +124,7 @@ def _truth(record: PoolRecord, task: TaskRecord, windows: Sequence[Window], past
         kind=record.slot_kind,
         model=model,
         rates=rates,
+        batches={(one.nodes, one.slots): one.global_batch for one in windows},
     )
 
 
@@ -262,8 +264,7 @@ def _node_time(number: int, node: NodeRecord, *, stays: bool) -> NodeTime:
     ended_at = math.inf if stays or node.ended_at is None else node.ended_at
     leaving_at = ended_at
     if node.walltime_s is not None and node.ended_at is not None and not stays:
-        leave_s = min(LEAVE_S, node.walltime_s / 10)
-        leaving_at = min(leaving_at, node.began_at + node.walltime_s - leave_s)
+        leaving_at = min(leaving_at, node.began_at + node.walltime_s - leave_s(node.walltime_s))
     return NodeTime(
         name=f"n{number:04}",
         slots=node.slots,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from diamond.planner.pools.pace import free_bounds
 from diamond.planner.pools.profiles import Prior
 from diamond.planner.pools.simulation.recorded import Truth
 from diamond.planner.pools.snapshot import Placement, Speed
@@ -141,7 +142,7 @@ class Replayed:
         self.told, self.tells_at = True, math.inf
         costs = self.truth.costs
         self.restart_s = costs.starting_s if self.starts < 2 else costs.queued_s + costs.starting_s + ENDING_S
-        batch = self.truth.global_batch
+        batch = self.truth.batches.get(self.size, self.truth.global_batch)
         self.windows.pop(self.size, None)
         self.windows[self.size] = Window(*self.size, batch, batch / self.truth.rate(*self.size))
 
@@ -151,17 +152,9 @@ class Replayed:
 
 
 def bounds(task: Replayed, prior: Prior | None, per_node: int, most: int) -> tuple[int, int]:
-    """At least and at most so many slots, as `services.pool_demands.bounds` has it."""
+    """At least and at most so many slots, by what is known of it then."""
     record = task.truth.record
     if not record.is_free:
         return record.least, record.most
-    if prior is not None and prior.times is not None:
-        return 1, most
     tried = max((window.slots for window in task.windows.values()), default=0)
-    return 1, min(max(per_node, 2 * tried), most) if tried else 1
-
-
-def sizes(low: int, high: int, per_node: int) -> tuple[int, ...]:
-    """Evenly on nodes: any number on one, whole nodes beyond."""
-    found = [size for size in range(low, high + 1) if size <= per_node or size % per_node == 0]
-    return tuple(found or [low])
+    return free_bounds(tried, per_node, most, is_known=prior is not None and prior.times is not None)

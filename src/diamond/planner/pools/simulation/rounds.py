@@ -15,20 +15,14 @@ from collections.abc import Sequence
 from diamond.core.errors import InvalidInput
 from diamond.planner.pools import trained
 from diamond.planner.pools.even import evened
+from diamond.planner.pools.pace import DECIDE_S, LOOK_S, RESTART_S, ROUND_S, SOON_S, even_sizes
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.simulation.outcomes import Contention, Outcome, Placed, TaskOutcome
 from diamond.planner.pools.simulation.recorded import SUCCEEDED, NodeTime, Truth, keys_of
-from diamond.planner.pools.simulation.replayed import Fitted, Phase, Replayed, bounds, sizes
+from diamond.planner.pools.simulation.replayed import Fitted, Phase, Replayed, bounds
 from diamond.planner.pools.snapshot import Demand, Node, Placement, Policy, Snapshot, Speed, Work, faults
 from diamond.planner.pools.speeds import Linear
 from diamond.planner.pools.trained import Window
-
-# As `services.pool_rounds` and `services.pool_demands` have them.
-ROUND_S = 60.0
-SOON_S = 2.0
-LOOK_S = ROUND_S / 4
-DECIDE_S = 1.0
-RESTART_S = 30.0
 
 LONGEST = 10  # times the whole record
 PATIENCE = 5_000  # looks in a row at a pool where nothing runs, before a replay is given up
@@ -243,7 +237,7 @@ class Rounds:
             speed=speed,
             min_gpus=low,
             max_gpus=high,
-            sizes=sizes(low, high, self._per_node) if low != high else None,
+            sizes=even_sizes(low, high, self._per_node) if low != high else None,
             movable=task.is_movable or not task.placement,
             priority=record.priority,
             owner=str(record.owner),
@@ -295,7 +289,7 @@ class Rounds:
     def _alone_s(self, task: Replayed, share: float) -> float:
         """With a fair share of the slots from start to end; see `outcomes`."""
         truth, record = task.truth, task.truth.record
-        tried = sizes(record.least, min(record.most, self._most), self._per_node)
+        tried = even_sizes(record.least, min(record.most, self._most), self._per_node)
         rates = (truth.rate(math.ceil(size / self._per_node), size) * min(1.0, share / size) for size in tried)
         return truth.costs.queued_s + truth.costs.starting_s + truth.total / max(rates)
 
