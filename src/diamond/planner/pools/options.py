@@ -24,8 +24,9 @@ Bools = NDArray[np.bool_]
 # (kind, GPUs, nodes, goodput, doubt), and whether that is what the task holds.
 _Row = tuple[tuple[int, int, int, float, float], bool]
 
-# A task whose speed is not known beyond some size may go to so many times that size and be measured there: with twice,
-# one that gains little from a second node would never try a third and fourth.
+# A task of which nothing is known may begin with twice its least. One whose speed is not known beyond some size may try
+# four times that size, and is measured there: with twice, who gains little from a second node would not see a fourth.
+GUESSED = 2
 EXPLORED = 4
 # Doubt (a standard deviation of the logarithm) above which a speed counts as not known.
 UNSURE = 0.35
@@ -229,14 +230,16 @@ def _unreserved(demand: Demand, rows: list[_Row], reserved: Mapping[int, Reserva
 def _believed(demand: Demand, shapes: list[tuple[int, Shape, bool]]) -> list[_Row]:
     found = []
     broken = []
-    known = 0
+    known, explored = 0, GUESSED
     for kind, shape, is_now in shapes:
         goodput, doubt = asked(demand, shape)
         if math.isnan(goodput):
             broken.append((kind, shape, is_now))
         elif goodput > 0.0:
-            known = max(known, shape.gpus if is_now or doubt <= UNSURE or not known else 0)
-            if is_now or shape.gpus <= EXPLORED * known:
+            if is_now or doubt <= UNSURE:
+                known, explored = max(known, shape.gpus), EXPLORED
+            known = known or shape.gpus
+            if is_now or shape.gpus <= explored * known:
                 found.append(((kind, shape.gpus, shape.nodes, goodput, doubt), is_now))
     if not found and broken:  # nobody can say how fast it is, but it can run: at what it has, or at its smallest
         kind, shape, is_now = next((one for one in broken if one[2]), broken[0])

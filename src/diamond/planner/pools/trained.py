@@ -158,6 +158,8 @@ class AtBestBatch:
         """Goodput and batch: of those that `batches` tries, and of those that fill every pass, which it may miss."""
         if shape not in self._known:
             found = (self._best.goodput(shape), self._best.batch(shape).total(shape.gpus))
+            if found[1] > self._limits.largest:  # rounded up, to be the same in every pass of every rank
+                found = (self._goodput(shape, self._limits.largest), self._limits.largest)
             if shape.gpus <= self.growth.first:
                 found = max(found, *((self._goodput(shape, batch), batch) for batch in self._whole(shape.gpus)))
             self._known[shape] = found
