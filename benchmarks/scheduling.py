@@ -2,11 +2,14 @@
 
     DIAMOND_BENCH_TRACES=FOLDER python -m benchmarks.scheduling [--workloads NAME ...] [--policies NAME ...]
 
-The folder holds the public data of Pollux (pollux/traces, pollux/workloads) and Sia (sia/traces, sia/workloads), which
-are not part of Diamond. All policies run in Diamond's own simulator, with every move charged its restart. Speeds are
-estimated from what a task's own steps measured, with noise of 5 %; "warm" adds the profiles of tasks of the same
-application that ended before. Each user says how much work a task is, off by a factor whose logarithm has a standard
-deviation of 0.2. What is random is drawn anew for each seed.
+The folder holds the public data of Pollux (pollux/traces, pollux/workloads), Sia (sia/traces, sia/workloads) and a log
+of Slurm (mirage/ls6-a100.log), which are not part of Diamond. Of the log, a thousand jobs are taken from three places,
+on as many nodes as the largest of them needs: these cannot be resized, only ordered.
+
+All policies run in Diamond's own simulator, with every move charged its restart. Speeds are estimated from what a
+task's own steps measured, with noise of 5 %; "warm" adds the profiles of tasks of the same application that ended
+before. Each user says how much work a task is, off by a factor whose logarithm has a standard deviation of 0.2. What is
+random is drawn anew for each seed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from benchmarks.harness import Bench, median
 from diamond.planner.pools.policies import named
 from diamond.planner.pools.simulation import pollux_applications, read_arrivals, sia_applications, simulate
 from diamond.planner.pools.simulation.applications import ANY
+from diamond.planner.pools.simulation.workloads import Arrival
 from diamond.planner.pools.snapshot import Demand, Node, Shape, Snapshot, Work
 
 FOLDER = "DIAMOND_BENCH_TRACES"
@@ -41,11 +45,18 @@ def _pool(parts: dict[str, tuple[int, int]]) -> tuple[Node, ...]:
     )
 
 
-POOLS = {"pollux": _pool({ANY: (16, 4)}), "sia": _pool({"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)})}
+POOLS = {
+    "pollux": _pool({ANY: (16, 4)}),
+    "sia": _pool({"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)}),
+    "log": _pool({ANY: (34, 1)}),
+}
+LOG, OF_LOG = "mirage/ls6-a100.log", 1000
+RIGID = (OURS, "tiresias", "srtf", "fifo")  # policies that do not need to resize
 WORKLOADS = {
     **{f"pollux-{number}": f"pollux/workloads/workload-{number}.csv" for number in (1, 3, 6)},
     **{f"{kind}-{number}": f"sia/workloads/{kind}/workload-{number}.csv" for kind in ("philly", "saturn", "newtrace")
        for number in (1, 3)},
+    **{f"log-{first}": LOG for first in (0, 4000, 8000)},
 }  # fmt: skip
 
 
@@ -61,16 +72,29 @@ class Order:
 
     @property
     def suite(self) -> str:
-        return "pollux" if self.workload.startswith("pollux") else "sia"
+        return _suite(self.workload)
+
+
+def _suite(workload: str) -> str:
+    return next((suite for suite in ("pollux", "log") if workload.startswith(suite)), "sia")
+
+
+def _arrivals(workload: str) -> tuple[Arrival, ...]:
+    found = read_arrivals(Path(os.environ[FOLDER]) / WORKLOADS[workload])
+    if _suite(workload) != "log":
+        return found
+    first = int(workload.removeprefix("log-"))
+    return found[first : first + OF_LOG]
 
 
 def replay(order: Order) -> dict[str, float]:
     data = Path(os.environ[FOLDER])
-    arrivals = read_arrivals(data / WORKLOADS[order.workload])[: order.first]
-    names = sorted({one.application for one in arrivals})
-    read = pollux_applications if order.suite == "pollux" else sia_applications
+    arrivals = _arrivals(order.workload)[: order.first]
+    names = sorted({one.application for one in arrivals if one.application})
+    read = sia_applications if order.suite == "sia" else pollux_applications
+    applications = read(data / order.suite / "traces", names) if names else {}
     outcome = simulate(
-        arrivals, named(order.policy), POOLS[order.suite], applications=read(data / order.suite / "traces", names),
+        arrivals, named(order.policy), POOLS[order.suite], applications=applications,
         knowledge=order.knowledge, noise=0.05, seed=order.seed, declared=True,  # type: ignore[arg-type]
         probed=order.suite == "sia", decision_s=30.0,
     )  # fmt: skip
@@ -82,7 +106,8 @@ def compare(bench: Bench, chosen: argparse.Namespace) -> None:
         Order(workload, policy, knowledge, seed, 30 if chosen.quick else None)
         for workload in chosen.workloads
         for policy in chosen.policies
-        for knowledge in (("estimated", "warm") if policy == OURS else ("estimated",))
+        if _suite(workload) != "log" or policy in RIGID
+        for knowledge in (("estimated", "warm") if policy == OURS and _suite(workload) != "log" else ("estimated",))
         for seed in range(1 if chosen.quick else chosen.seeds)
     ]
     with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
@@ -121,7 +146,7 @@ def _record(bench: Bench, workload: str, found: dict[str, list[dict[str, float]]
         means = {label: sum(many) / len(many) for label, many in runs.items()}
         bench.add(f"{workload}: {name}", means.pop(ours), unit, better, runs=runs.pop(ours),
                   peer={label: round(one, 3) for label, one in means.items()}, peer_runs=runs, note=ours)  # fmt: skip
-    rival = "pollux" if workload.startswith("pollux") else "sia"
+    rival = _suite(workload)
     if rival in found:
         means = {label: sum(one["completion_mean_s"] for one in many) for label, many in found.items()}
         bench.add(f"{workload}: mean completion below {rival}'s", 100 * (1 - means[ours] / means[rival]), "%", "higher",

@@ -1,11 +1,11 @@
-"""What work costs a pool: the price of GPUs falls as tasks end, and every task is worth what its end will cost.
+"""What work is worth to a pool: what mean completion loses if there is a unit more of it.
 
-Suppose that a GPU costs `price` seconds of others' completion a second. A task is then done at least cost with the
-number of GPUs that minimises (1 + price x GPUs) / speedup, and that minimum is what a unit of its work is worth to the
-pool. What counts is the price when the task ends: until then it gives way to whoever pays more, and makes up for it
-later. Who ends last ends alone, at the lowest price. So prices are found backwards, the longest task first: with each
-that is added, the price rises until all of them together ask for no more GPUs than there are. With speedups that are
-powers of GPUs this is what minimises mean completion; where they level off, it allows for that.
+Time that passes costs as many seconds as there are tasks that are not done. With the best use of GPUs, the work that is
+done in that time is worth just as much: the largest sum of worth times speedup that these GPUs allow is the number of
+tasks. What a unit of a task's work is worth does not change until the task ends, and with the best use those with less
+left end sooner. So it can be found backwards: the longest task alone, on all GPUs, is worth 1 over its speedup there;
+each that is added is worth as much as makes the largest sum one larger. With speedups that are powers of GPUs this is
+the known optimum; where they level off, or rise in steps, it allows for that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy as np
 
 from diamond.planner.pools.options import Floats, Ints, Options
 
-CHEAPEST, DEAREST = 1e-6, 1e3
-STEPS = 12
+# Prices of a GPU at which sums are looked at: the largest sum is the least, over prices, of what tasks gain at that
+# price and what all GPUs cost at it.
+PRICES = 96
+STEPS = 14
 # Tasks that are added at once: of those with most left one, then more and more, as what one of many changes is little.
 GROWTH = 1.3
 ALIKE = 1e-9
@@ -32,14 +34,16 @@ def worth_of_work(table: Options, speedup: Floats, seconds: Floats, known: Ints,
     left, counts = seconds[order], np.diff(table.start)[order]
     starts = np.concatenate([[0], np.cumsum(counts)])
     rows = np.arange(starts[-1]) + np.repeat(table.start[order] - starts[:-1], counts)
-    added = _Added(table.gpus[rows].astype(np.float64), speedup[rows], starts, counts)
-    price, first = CHEAPEST, 0
+    numbers, faster = table.gpus[rows].astype(np.float64), np.maximum(speedup[rows], 1e-12)
+    prices = np.geomspace(1e-3 / max(gpus, 1), 4.0 * len(order), PRICES)
+    sums, price = prices * gpus, 0.0
     found = np.ones(len(order))
+    first = 0
     while first < len(order):
         last = _alike_to(left, min(len(order), max(first + 1, int(first * GROWTH))))
-        price = added.clearing(first, last, price, gpus)
-        found[first:last] = added.cheapest(first, last, price)[0]
-        added.settle(first, last, found[first:last])
+        here = slice(starts[first], starts[last])
+        added = _Added(numbers[here], faster[here], starts[first:last] - starts[first], counts[first:last], prices)
+        sums, price, found[first:last] = added.settled(sums, price, last)
         first = last
     worth = np.ones(len(table.tasks))
     worth[order] = found
@@ -52,48 +56,28 @@ def _alike_to(left: Floats, last: int) -> int:
 
 
 class _Added:
-    """Tasks in the order in which they are added, rows by task; `value` of a row is known once its task is settled."""
+    """Tasks that are added at once: worth alike but for what a unit of their work costs at the price so far."""
 
-    def __init__(self, gpus: Floats, speedup: Floats, starts: Ints, counts: Ints) -> None:
+    def __init__(self, gpus: Floats, speedup: Floats, starts: Ints, counts: Ints, prices: Floats) -> None:
         self._gpus, self._speedup, self._starts, self._counts = gpus, speedup, starts, counts
-        self._value = np.zeros(len(gpus))
+        self._prices, self._cost = prices, np.outer(gpus, prices)
 
-    def settle(self, first: int, last: int, worth: Floats) -> None:
-        here = slice(self._starts[first], self._starts[last])
-        self._value[here] = self._speedup[here] * np.repeat(worth, self._counts[first:last])
-
-    def cheapest(self, first: int, last: int, price: float) -> tuple[Floats, float]:
-        """What a unit of work of these tasks costs at that price, and the GPUs they ask for together."""
-        here = slice(self._starts[first], self._starts[last])
-        cost = (1.0 + price * self._gpus[here]) / np.maximum(self._speedup[here], 1e-12)
-        starts = self._starts[first:last] - self._starts[first]
-        least = np.minimum.reduceat(cost, starts)
-        return least, self._smallest(here, starts, cost <= np.repeat(least, self._counts[first:last]))
-
-    def clearing(self, first: int, last: int, price: float, gpus: int) -> float:
-        """The price, not below the given one, at which all up to `last` ask for no more than there is."""
-        if self._asked(first, last, price) <= gpus:
-            return price
-        low = high = price
-        while high < DEAREST and self._asked(first, last, high) > gpus:
-            low, high = high, high * 4.0
+    def settled(self, sums: Floats, price: float, target: float) -> tuple[Floats, float, Floats]:
+        """Sums by price with these tasks, the price at which they are least, and what each task is worth."""
+        each = np.minimum.reduceat((1.0 + price * self._gpus) / self._speedup, self._starts)
+        value = self._speedup * np.repeat(each, self._counts)
+        low, high = 0.0, 1.0
+        while high < 1e9 and self._with(sums, value, high).min() < target:
+            low, high = high, 2.0 * high
         for _ in range(STEPS):
-            middle = float(np.sqrt(low * high))
-            if self._asked(first, last, middle) > gpus:
+            middle = 0.5 * (low + high)
+            if self._with(sums, value, middle).min() < target:
                 low = middle
             else:
                 high = middle
-        return high
+        after = self._with(sums, value, high)
+        return after, float(self._prices[int(after.argmin())]), high * each
 
-    def _asked(self, first: int, last: int, price: float) -> float:
-        asked = self.cheapest(first, last, price)[1]
-        if first:
-            here, starts = slice(0, self._starts[first]), self._starts[:first]
-            gain = self._value[here] - price * self._gpus[here]
-            most = np.maximum.reduceat(gain, starts)
-            asked += self._smallest(here, starts, gain >= np.repeat(most, self._counts[:first]))
-        return asked
-
-    def _smallest(self, here: slice, starts: Ints, among: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-        """GPUs of the smallest of these rows of each task, together."""
-        return float(np.minimum.reduceat(np.where(among, self._gpus[here], np.inf), starts).sum())
+    def _with(self, sums: Floats, value: Floats, factor: float) -> Floats:
+        gained = np.maximum.reduceat(factor * value[:, None] - self._cost, self._starts, axis=0)
+        return np.asarray(sums + np.maximum(gained, 0.0).sum(axis=0))
