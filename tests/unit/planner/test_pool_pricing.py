@@ -76,4 +76,4 @@ def test_worth_is_finite_positive_and_falls_with_what_is_left(tasks: list[tuple[
     assert all(0.0 < one < np.inf for one in found)
     alike = worth([Curve(*tasks[0][:2])] * len(tasks), [left for _, _, left in tasks], gpus)
     order = sorted(range(len(tasks)), key=lambda number: tasks[number][2])
-    assert all(alike[a] >= alike[b] * (1 - 1e-9) for a, b in itertools.pairwise(order))
+    assert all(alike[a] >= alike[b] * (1 - 1e-3) for a, b in itertools.pairwise(order))

@@ -18,7 +18,7 @@ from diamond.server.services import agents, endpoints
 from tests.unit.server.conftest import World
 
 
-@pytest.mark.parametrize("name", ["gpus", "a/b", "ä ö?#", "..", "record"])
+@pytest.mark.parametrize("name", ["gpus", "record", "a.b-c_1"])
 def test_a_record_is_had_by_name(world: World, name: str) -> None:
     endpoint, _ = endpoints.create(world.ctx, world.user_id, "hpc")
     facts = EndpointFacts(scheduler="slurm", nodes=8, cpus_per_node=64, mem_bytes_per_node=2**38, holds_pools=True)
