@@ -17,7 +17,7 @@ PLOTS = ROOT / "docs" / "figures"
 MARK = re.compile(r"<!-- figures -->.*?(?:<!-- /figures -->|\Z)", re.DOTALL)
 WIDTH, BAR, GAP, LABEL = 720, 26, 12, 230
 
-# Where a benchmark has many figures with peers: those worth a picture. The table has them all.
+# Where a benchmark has many figures with peers: those worth a picture.
 PICTURES = {
     "images": re.compile(
         r"cold build|last step changed|second site, copied|.*: whole time, simulated typing included|.*: commands typed"
@@ -30,7 +30,10 @@ PICTURES = {
     "optim_training": re.compile(r".*: to AdamW's error, wall seconds"),
     "optim_compression": re.compile(r"step over .*: Diamond powersgd:32:int8"),
     "train_overhead_gpu": re.compile(r"GPU, 10 GiB: training held up by a checkpoint"),
+    "scheduling": re.compile(r"(pollux-6|philly-1|log-8000): mean completion"),
 }
+# Where there are too many for the README's table: those that are in it.
+TABLED = {"scheduling": re.compile(r"decision: .*|.*: (mean completion.*|makespan)")}
 
 
 def compared(figure: dict[str, Any]) -> dict[str, float]:
@@ -63,7 +66,9 @@ def bars(figure: dict[str, Any], title: str) -> str:
 
 def table(document: dict[str, Any]) -> str:
     machine, lines = document["machine"], ["| figure | measured | aim | peers, same run |", "|---|---|---|---|"]
-    for figure in document["figures"]:
+    tabled = TABLED.get(document["benchmark"])
+    shown = [one for one in document["figures"] if tabled is None or tabled.fullmatch(one["name"])]
+    for figure in shown:
         aim = "" if figure["aim"] is None else f"{'<' if figure['better'] == 'lower' else '≥'} {figure['aim']:g}"
         missed = " (missed)" if figure["holds"] is False else ""
         peers = ", ".join(f"{name}: {value:.3g}" for name, value in figure["peer"].items())
@@ -74,6 +79,10 @@ def table(document: dict[str, Any]) -> str:
     if "slurm" in document["versions"]:
         where += f", Slurm {document['versions']['slurm']}"
     absent = "".join(f"\n\nNot measured: {name} ({why})." for name, why in document.get("absent", {}).items())
+    if len(shown) < len(document["figures"]):
+        absent += (
+            f"\n\n{len(document['figures']) - len(shown)} more in `benchmarks/results/{document['benchmark']}.json`."
+        )
     script = document.get("script") or document["benchmark"].removesuffix("_gpu").removesuffix("_cpu")
     return f"`benchmarks/{script}.py` ({where}):\n\n" + "\n".join(lines) + absent
 
