@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.pool_site [--quick] [--check]            (as root: it starts a Slurm site)
 
 The site has four nodes of two (declared) GPUs each. The trainings (`testing/elastic.py`) are real but for computing,
-which is waited for. They arrive over nine minutes, with work that differs sixfold. In the pool they may have
+which is waited for. They arrive over fourteen minutes, with work that differs sixfold. In the pool they may have
 one to eight slots; meanwhile one node is killed (and comes back), one pilot is cancelled, and server and agent are
 killed and started again. The same trainings are then run with two slots each, first come first served, in a pool that
 nothing happens to. Completion is counted from submission. Of every training the final weights must be those of one that
@@ -36,8 +36,8 @@ from testing.waiting import eventually
 
 PROGRAM = Path(__file__).parents[1] / "testing" / "elastic.py"
 NODES, SLOTS = 4, 2
-LONGEST_S = 1500.0
-GAP_S = 50.0  # between arrivals: half of what eight slots could do
+LONGEST_S = 2400.0
+GAP_S = 75.0  # between arrivals: half of what eight slots could do
 SAMPLE_S = 0.016  # a step of 64 samples takes a second on one slot
 
 
@@ -65,7 +65,7 @@ class Outcome:
 
 def workload(number: int, seed: int = 7) -> list[Work]:
     draw = random.Random(seed)
-    return [Work(f"t{place:02d}", at_s=place * GAP_S, steps=int(70 * 6 ** draw.random())) for place in range(number)]
+    return [Work(f"t{place:02d}", at_s=place * GAP_S, steps=int(105 * 6 ** draw.random())) for place in range(number)]
 
 
 def site() -> Site:
@@ -161,7 +161,8 @@ class Pool:
                 self.outcome.weights[name] = {key: last[key] for key in ("norm", "sum")}
                 self.outcome.jobs[name] = len(task.jobs)
                 left.discard(name)
-                print(f"  {self.name}: {name} after {self.outcome.completions[name]:.0f} s, {len(task.jobs)} jobs")
+                done = f"{name} after {self.outcome.completions[name]:.0f} s, {len(task.jobs)} jobs"
+                print(f"  {self.name}: {done}", flush=True)
 
     def _break(self, began: float, faults: list[tuple[float, str]]) -> None:
         for at_s, what in faults:
@@ -217,7 +218,7 @@ def main() -> int:
     chosen = options(__doc__ or "")
     bench = Bench("pool_site", packages=("torch", "scipy"))
     works = workload(4 if chosen.quick else 12)
-    faults = [(100.0, "kill_node"), (220.0, "cancel_pilot"), (300.0, "restart_server"), (340.0, "restart_agent")]
+    faults = [(150.0, "kill_node"), (330.0, "cancel_pilot"), (450.0, "restart_server"), (510.0, "restart_agent")]
     with ExitStack() as stack:
         centre = stack.enter_context(site())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="diamond-pool-site-"))

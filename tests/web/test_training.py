@@ -77,13 +77,13 @@ def test_it_appears_and_moves_on_by_itself(visit: Visit, client: Client, tmp_pat
     ]  # fmt: skip
     for words in (
         "Rank 3 on node2 computes 1.8 times as long as the others.",
-        "256 = 64 × 4 ranks",
         "4 ranks on 2 nodes, NVIDIA H200, ddp, bf16",
         "72.0 GiB",
-        "Batches much larger than this gain little. The batch is 256.",
+        "Batches much larger than this gain little. The batch is 256 = 64 × 4 ranks.",
         "3, one every 1m 12s; each takes 1.20 s and holds the training up for 30.0 ms",
     ):
         assert panel.get_by_text(words).is_visible(), words
+    assert panel.get_by_text("256 = 64 × 4 ranks", exact=True).is_visible()
     assert panel.get_by_role("table").count() == 0, "one size is no table"
     (tmp_path / "go2").touch()
     panel.get_by_text("Step 5,000 of 10,000").wait_for()

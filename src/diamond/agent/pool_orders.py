@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from diamond.core.ids import is_id
-from diamond.core.pool_scripts import SlotShare
 from diamond.core.pools import MOST_NODES, MOST_SLOTS
 from diamond.core.wire import JobOrder
 
@@ -47,14 +46,6 @@ def malformed(order: JobOrder) -> str:
     if len(names) > 1 and spec.ranks_per_node < 1:
         return "ranks_per_node: on several nodes of a pool the ranks are started by Diamond"
     return ""
-
-
-def slot_of(order: JobOrder) -> SlotShare | None:
-    """What one slot is to the script of a job inside pilots; None for all others."""
-    place = order.place
-    if place is None:
-        return None
-    return SlotShare(cpus=place.cpus, has_gpus=place.has_gpus, mem_bytes=place.mem_bytes)
 
 
 def pilot_run(python: str) -> str:

@@ -25,7 +25,7 @@ from diamond.agent.image_jobs import RUN, Surroundings, entrance, why_missing, w
 from diamond.agent.image_policy import runs_beside
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
-from diamond.agent.pool_orders import pilot_run, slot_of, step_measure
+from diamond.agent.pool_orders import pilot_run, step_measure
 from diamond.agent.run_dirs import remove
 from diamond.agent.secrets import Vault
 from diamond.core.bundles import BundleFile, Manifest, check_relative_path, digest_of_ref, is_bundle_ref
@@ -274,7 +274,7 @@ class Stager:
             secrets=bool(spec.secrets) and not is_work,
             measure=scheduler == "slurm" and not is_work,
             time_limit_s=order.time_limit_s,
-            slot=slot_of(order),
+            slot=order.place.share if order.place is not None else None,
         )
         _write(run_dir.order, json.dumps(encode(order)).encode())
         if plan.has_setup and spec.setup:

@@ -17,6 +17,7 @@ from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
 from diamond.core.fields import parse_name
 from diamond.core.ids import is_id
+from diamond.core.pool_scripts import SlotShare
 from diamond.core.projects import parse_project
 from diamond.core.resources import parse_cpus, parse_memory, parse_one_accelerator
 from diamond.core.slurm import SlurmOptions
@@ -191,6 +192,11 @@ class PoolPlace:
     @property
     def slots(self) -> int:
         return sum(node.slots for node in self.nodes)
+
+    @property
+    def share(self) -> SlotShare:
+        """What one slot is to the script of a job there."""
+        return SlotShare(cpus=self.cpus, has_gpus=self.has_gpus, mem_bytes=self.mem_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ def _in_pool(
         why=_words_of_pool(row.name, pool, spec, smallest, held, sum(state.used().values())),
         limit_s=spec.max_duration,
         chained=True,
-        slot=SlotShare(cpus=where.cpus, has_gpus=where.has_gpus, mem_bytes=where.mem_bytes),
+        slot=where.share,
     )
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from diamond.core.codec import decode
+from diamond.core.pools import PoolPlace
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import Task
-from diamond.server.services import access, snapshots, tasks
+from diamond.server.services import access, pool_placing, snapshots, tasks
 from diamond.server.services.context import Context
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 
@@ -18,7 +20,8 @@ from diamond.server.store.models import EndpointRow, JobRow, TaskRow
 class Program:
     """What runs. `envs` has no secret's value: `secrets` says which variable comes from which.
 
-    `script` is what the agent writes, but for where Python lies there, which only the endpoint knows.
+    `script` is what the agent writes, but for where Python lies there, which only the endpoint knows. Of a task that a
+    pool has no room for yet there is none.
     """
 
     script: str = ""
@@ -44,31 +47,34 @@ def program(ctx: Context, user_id: str, task: Task) -> Program:
     job = task.jobs[-1] if task.jobs else None
     job_id, run_dir = (job.id, job.run_dir) if job else ("JOB_ID", "")
     run_dir = run_dir or f"RUN_DIRECTORY/{job_id}"
-    chained, scheduler, limit_s = False, "local", None
+    row, scheduler = None, "local"
     if job is not None:
         with ctx.db.read() as session:
             tasks.find(session, user_id, task.id)
-            chained, scheduler, limit_s = _of_job(session, job.id)
+            row, scheduler = _of_job(session, job.id)
+    where = decode(PoolPlace, row.place) if row is not None and row.place else None
+    if where is not None:
+        spec = pool_placing.spec_there(spec, where)
     before = next((each.run_dir for each in task.jobs if job is not None and each.id == job.continues), "")
-    script = job_script(
-        ScriptPlan(
-            job_id=job_id,
-            run_dir=run_dir,
-            ranks_per_node=spec.ranks_per_node,
-            has_setup=bool(spec.setup),
-            scheduler=scheduler,
-            num_nodes=spec.num_nodes,
-            min_nodes=spec.min_nodes or 0,
-            chained=chained,
-            previous=before,
-            modules=spec.slurm.modules if scheduler == "slurm" else (),
-            image=bool(task.image),
-            secrets=bool(spec.secrets),
-            time_limit_s=limit_s,
-        )
+    is_written = job is not None or spec.pool is None
+    plan = ScriptPlan(
+        job_id=job_id,
+        run_dir=run_dir,
+        ranks_per_node=spec.ranks_per_node,
+        has_setup=bool(spec.setup),
+        scheduler=scheduler,
+        num_nodes=spec.num_nodes,
+        min_nodes=spec.min_nodes or 0,
+        chained=row is not None and row.chained,
+        previous=before,
+        modules=spec.slurm.modules if scheduler == "slurm" else (),
+        image=bool(task.image),
+        secrets=bool(spec.secrets),
+        time_limit_s=row.time_limit_s if row is not None else None,
+        slot=where.share if where is not None else None,
     )
     return Program(
-        script=script,
+        script=job_script(plan) if is_written else "",
         files={"run.sh": spec.run} | ({"setup.sh": spec.setup} if spec.setup else {}),
         envs=job_envs(
             task_id=task.id,
@@ -82,8 +88,9 @@ def program(ctx: Context, user_id: str, task: Task) -> Program:
     )
 
 
-def _of_job(session: Session, job_id: str) -> tuple[bool, str, int | None]:
+def _of_job(session: Session, job_id: str) -> tuple[JobRow, str]:
+    """Its row, and the scheduler of its endpoint."""
     job = session.get_one(JobRow, job_id)
     endpoint = session.get(EndpointRow, job.endpoint_id)
     facts = snapshots.facts_of(endpoint) if endpoint else None
-    return job.chained, facts.scheduler if facts else "local", job.time_limit_s
+    return job, facts.scheduler if facts else "local"
