@@ -65,14 +65,19 @@ class Bench:
         for name, why in self.absent.items():
             print(f"not measured: {name}: {why}")
         if not options.quick or options.keep:
-            RESULTS.mkdir(exist_ok=True)
-            target = RESULTS / f"{self.name}.json"
-            target.write_text(_by_lines(self._document()) + "\n")
+            target = self.write()
             print(f"\nwritten to {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
         missed = [figure.name for figure in self.figures if figure.holds is False]
         if missed:
             print(f"missed aims: {', '.join(missed)}")
         return 1 if missed and options.check else 0
+
+    def write(self) -> Path:
+        """Keeps what was measured so far; of a long benchmark, before it is done."""
+        RESULTS.mkdir(exist_ok=True)
+        target = RESULTS / f"{self.name}.json"
+        target.write_text(_by_lines(self._document()) + "\n")
+        return target
 
     def _document(self) -> dict[str, Any]:
         return {

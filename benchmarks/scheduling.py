@@ -4,17 +4,21 @@
 
 The folder holds the public data of Pollux (pollux/traces, pollux/workloads), Sia (sia/traces, sia/workloads) and a log
 of Slurm (mirage/ls6-a100.log), which are not part of Diamond. Of the log, a thousand jobs are taken from three places,
-on as many nodes as the largest of them needs: these cannot be resized, only ordered.
+on as many nodes as the largest of them needs: these cannot be resized, only ordered. One workload is run again in
+trouble: with nodes that fail or are slow, tasks that come in bursts, users who are wrong about their work.
 
 All policies run in Diamond's own simulator, with every move charged its restart. Speeds are estimated from what a
 task's own steps measured, with noise of 5 %; "warm" adds the profiles of tasks of the same application that ended
 before. Each user says how much work a task is, off by a factor whose logarithm has a standard deviation of 0.2. What is
-random is drawn anew for each seed.
+random is drawn anew for each seed. What is done is written workload by workload; `--add` keeps what was recorded of
+others, as long as the policies are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -23,9 +27,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import Bench, median
+from benchmarks.harness import RESULTS, Bench, Figure, median
+from diamond import planner
 from diamond.planner.pools.policies import named
-from diamond.planner.pools.simulation import pollux_applications, read_arrivals, sia_applications, simulate
+from diamond.planner.pools.simulation import (
+    Failure,
+    in_bursts,
+    pollux_applications,
+    read_arrivals,
+    sia_applications,
+    simulate,
+)
 from diamond.planner.pools.simulation.applications import ANY
 from diamond.planner.pools.simulation.workloads import Arrival
 from diamond.planner.pools.snapshot import Demand, Node, Shape, Snapshot, Work
@@ -48,15 +60,22 @@ def _pool(parts: dict[str, tuple[int, int]]) -> tuple[Node, ...]:
 POOLS = {
     "pollux": _pool({ANY: (16, 4)}),
     "sia": _pool({"aws": (6, 4), "dgx-ext": (2, 8), "rtx": (3, 8)}),
+    "scale-8": _pool({"aws": (48, 4), "dgx-ext": (16, 8), "rtx": (24, 8)}),
+    "scale-32": _pool({"aws": (192, 4), "dgx-ext": (64, 8), "rtx": (96, 8)}),
     "log": _pool({ANY: (34, 1)}),
 }
+BURST_S = 3600.0
 LOG, OF_LOG = "mirage/ls6-a100.log", 1000
 RIGID = (OURS, "tiresias", "srtf", "fifo")  # policies that do not need to resize
+TROUBLED = "pollux-6"
+TROUBLES = ("failing nodes", "slow nodes", "bursts", "wrong estimates")
 WORKLOADS = {
     **{f"pollux-{number}": f"pollux/workloads/workload-{number}.csv" for number in (1, 3, 6)},
     **{f"{kind}-{number}": f"sia/workloads/{kind}/workload-{number}.csv" for kind in ("philly", "saturn", "newtrace")
        for number in (1, 3)},
     **{f"log-{first}": LOG for first in (0, 4000, 8000)},
+    **{f"{TROUBLED}, {trouble}": "pollux/workloads/workload-6.csv" for trouble in TROUBLES},
+    **{f"scale-{times}": f"sia/workloads/scale/scale_{times}x-1.csv" for times in (8, 32)},
 }  # fmt: skip
 
 
@@ -90,34 +109,57 @@ def _arrivals(workload: str) -> tuple[Arrival, ...]:
 def replay(order: Order) -> dict[str, float]:
     data = Path(os.environ[FOLDER])
     arrivals = _arrivals(order.workload)[: order.first]
+    trouble = order.workload.partition(", ")[2]
+    if trouble == "bursts":
+        arrivals = in_bursts(arrivals, BURST_S)
     names = sorted({one.application for one in arrivals if one.application})
     read = sia_applications if order.suite == "sia" else pollux_applications
     applications = read(data / order.suite / "traces", names) if names else {}
+    nodes = POOLS.get(order.workload, POOLS[order.suite])
     outcome = simulate(
-        arrivals, named(order.policy), POOLS[order.suite], applications=applications,
+        arrivals, named(order.policy), nodes, applications=applications,
         knowledge=order.knowledge, noise=0.05, seed=order.seed, declared=True,  # type: ignore[arg-type]
-        probed=order.suite == "sia", decision_s=30.0,
+        declared_error=1.0 if trouble == "wrong estimates" else 0.2,
+        failures=_failures(trouble, nodes, order.seed), probed=order.suite == "sia", decision_s=30.0,
     )  # fmt: skip
+    assert outcome.summary()["tasks"] == len(arrivals), "a task was lost"
     return outcome.summary()
 
 
+def _failures(trouble: str, nodes: tuple[Node, ...], seed: int) -> tuple[Failure, ...]:
+    """Every half hour of a day a node is gone for an hour; or every eighth node does everything at half speed."""
+    chance = random.Random(seed)
+    names = [node.name for node in nodes]
+    if trouble == "slow nodes":
+        return tuple(Failure(node=name, at=0.0, speed=0.5) for name in chance.sample(names, len(names) // 8))
+    if trouble != "failing nodes":
+        return ()
+    turns = [name for _ in range(48) for name in chance.sample(names, len(names))][:48]
+    return tuple(Failure(node=name, at=1800.0 * n, until=1800.0 * n + 3600.0) for n, name in enumerate(turns, 1))
+
+
 def compare(bench: Bench, chosen: argparse.Namespace) -> None:
+    with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
+        for workload in chosen.workloads:
+            _compare_on(bench, workload, chosen, pool)
+            if not chosen.quick:
+                bench.write()
+
+
+def _compare_on(bench: Bench, workload: str, chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     orders = [
         Order(workload, policy, knowledge, seed, 30 if chosen.quick else None)
-        for workload in chosen.workloads
         for policy in chosen.policies
         if _suite(workload) != "log" or policy in RIGID
         for knowledge in (("estimated", "warm") if policy == OURS and _suite(workload) != "log" else ("estimated",))
         for seed in range(1 if chosen.quick else chosen.seeds)
     ]
-    with ProcessPoolExecutor(chosen.jobs, multiprocessing.get_context("spawn")) as pool:
-        found: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for order, summary in zip(orders, pool.map(replay, orders), strict=True):
-            label = f"{order.policy}, warm" if order.knowledge == "warm" else order.policy
-            print(f"  {order.workload} {label} {order.seed}: {summary['completion_mean_s']:.0f} s", flush=True)
-            found.setdefault((order.workload, label), []).append(summary)
-    for workload in chosen.workloads:
-        _record(bench, workload, {label: runs for (of, label), runs in found.items() if of == workload})
+    found: dict[str, list[dict[str, float]]] = {}
+    for order, summary in zip(orders, pool.map(replay, orders), strict=True):
+        label = f"{order.policy}, warm" if order.knowledge == "warm" else order.policy
+        print(f"  {workload} {label} {order.seed}: {summary['completion_mean_s']:.0f} s", flush=True)
+        found.setdefault(label, []).append(summary)
+    _record(bench, workload, found)
 
 
 # What is recorded of each workload: name, key of the summary, unit, factor, better.
@@ -202,20 +244,43 @@ def decide(bench: Bench, chosen: argparse.Namespace) -> None:
                       "ms", "lower", aim=aim, runs=[round(one, 2) for one in took])  # fmt: skip
 
 
+def digest() -> str:
+    """Of the policies and the simulator, as they are here."""
+    folder = Path(planner.__path__[0]) / "pools"
+    sources = sorted((str(path.relative_to(folder)), path.read_bytes()) for path in folder.rglob("*.py"))
+    return hashlib.sha256(repr(sources).encode()).hexdigest()[:16]
+
+
+def recorded(workloads: list[str], code: str) -> list[Figure]:
+    """Figures of other workloads than these, of the same policies."""
+    document = json.loads((RESULTS / "scheduling.json").read_text())
+    if document["versions"].get("planner") != code:
+        raise SystemExit("--add: what is recorded is of other policies; measure all anew, without it")
+    return [
+        Figure(**{key: value for key, value in one.items() if key != "holds"})
+        for one in document["figures"]
+        if one["name"].partition(": ")[0] not in {*workloads, "decision"}
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="simulations beside each other")
+    parser.add_argument("--add", action="store_true", help="keep what was recorded of other workloads")
     parser.add_argument("--quick", action="store_true", help="30 tasks of each, one seed")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim does not hold")
     parser.add_argument("--keep", action="store_true", help="write the result file even with --quick")
     chosen = parser.parse_args()
     if not Path(os.environ.get(FOLDER, "/nowhere")).is_dir():
         raise SystemExit(f"{FOLDER}: name the folder that holds pollux/ and sia/")
-    bench = Bench("scheduling", packages=("numpy", "scipy"))
+    code = digest()
+    bench = Bench("scheduling", packages=("numpy", "scipy"), versions={"planner": code})
     decide(bench, chosen)
+    if chosen.add:
+        bench.figures += recorded(chosen.workloads, code)
     compare(bench, chosen)
     return bench.finish(chosen)
 

@@ -104,6 +104,27 @@ def test_a_lost_node_takes_the_task_back_to_its_last_checkpoint() -> None:
     assert one.restarts == 1
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_on_a_node_that_was_gone_before_anybody_noticed_nothing_came_forward(told: bool) -> None:
+    """Its job told of itself until 61 s, or never, after it began at 1 s; the scheduler noticed at 111 s."""
+    nodes = (
+        NodeRecord(began_at=0.0, ended_at=111.0, slots=2, reason="NODE_FAIL"),
+        NodeRecord(began_at=120.0, slots=2),
+    )
+    whole = task(at=120.0)
+    heard = {"first_at": 11.0, "first_samples": 0.0, "told_at": 16.0, "last_at": 61.0, "last_samples": 100.0 * BATCH}
+    lost = JobRecord(
+        asked_at=0.0, started_at=1.0, ended_at=112.0, slots=2, nodes=1, reason="NODE_FAIL", **(heard if told else {})
+    )
+    made = replace(whole, submitted_at=0.0, saves_s=40.0, jobs=(lost, *whole.jobs))
+    found = replay(pool(made, nodes=nodes), Goodput())
+    (one,) = found.outcome.tasks
+    assert node_times(pool(made, nodes=nodes))[0].silent_at == (61.0 if told else 1.0)
+    kept_s = 50.0 - 20.0 if told else 0.0
+    assert one.ended_at == pytest.approx(120.0 + 214.0 - kept_s)
+    assert one.restarts == 1
+
+
 def test_a_node_that_leaves_is_left_by_those_that_can_move() -> None:
     nodes = (
         NodeRecord(began_at=0.0, ended_at=200.0, slots=2, walltime_s=200.0, reason="TIME_LIMIT"),

@@ -24,6 +24,9 @@ from diamond.planner.pools.trained import AtOwnBatch, Window
 SUCCEEDED = "SUCCEEDED"
 _LOSSES = frozenset({Reason.NODE_FAIL, Reason.PREEMPTED, Reason.LOST})
 _LONGEST_STOP_S = 3600.0
+# A training tells of itself more often than that; and the end of a node is noticed for all that ran there at once.
+_TELLS_S = 15.0
+_NOTICED_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +83,17 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTime:
-    """A node from `began_at`; from `leaving_at` on nothing new is put there, at `lost_at` all in it is lost."""
+    """A node from `began_at`; from `leaving_at` on nothing new is put there, at `lost_at` all in it is lost.
+
+    From `silent_at` on nothing comes forward there, which nobody knows until it is lost.
+    """
 
     name: str
     slots: int
     began_at: float
     leaving_at: float = math.inf
     lost_at: float = math.inf
+    silent_at: float = math.inf
 
 
 def truths(record: PoolRecord) -> list[Truth]:
@@ -254,12 +261,12 @@ def node_times(record: PoolRecord) -> list[NodeTime]:
     ends = [math.inf if node.ended_at is None else node.ended_at for node in record.nodes]
     stays_from = min(last, max(ends, default=0.0))
     return [
-        _node_time(number, node, stays=end >= stays_from)
+        _node_time(number, node, record, stays=end >= stays_from)
         for number, (node, end) in enumerate(zip(record.nodes, ends, strict=True), start=1)
     ]
 
 
-def _node_time(number: int, node: NodeRecord, *, stays: bool) -> NodeTime:
+def _node_time(number: int, node: NodeRecord, record: PoolRecord, *, stays: bool) -> NodeTime:
     lost = node.reason in _LOSSES and not stays
     ended_at = math.inf if stays or node.ended_at is None else node.ended_at
     leaving_at = ended_at
@@ -271,4 +278,21 @@ def _node_time(number: int, node: NodeRecord, *, stays: bool) -> NodeTime:
         began_at=node.began_at,
         leaving_at=leaving_at,
         lost_at=ended_at if lost else math.inf,
+        silent_at=_silent_at(record, ended_at) if lost else math.inf,
     )
+
+
+def _silent_at(record: PoolRecord, lost_at: float) -> float:
+    """When a node that was found to be lost had really gone: a scheduler takes a while to notice.
+
+    The last that was heard of the jobs that ended with it; of one that never said anything, its start.
+    """
+    heard = [
+        job.last_at if job.last_at is not None else job.started_at
+        for task in record.tasks
+        for job in task.jobs
+        if job.started_at is not None and job.started_at < lost_at and job.reason in _LOSSES
+        if job.ended_at is not None and abs(job.ended_at - lost_at) < _NOTICED_S
+    ]
+    last = max(heard, default=lost_at)
+    return last if lost_at - last > _TELLS_S else lost_at

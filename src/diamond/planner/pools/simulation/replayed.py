@@ -17,7 +17,10 @@ ENDING_S = 3.0  # as `services.pool_demands` has it: of a move, before the job h
 
 
 class Phase(Enum):
-    """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them."""
+    """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them.
+
+    `STUCK` is one that waits for a node that is gone, until somebody notices.
+    """
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -25,6 +28,7 @@ class Phase(Enum):
     TRAINING = "training"
     ENDING = "ending"
     STOPPING = "stopping"
+    STUCK = "stuck"
     DONE = "done"
 
 
@@ -82,6 +86,11 @@ class Replayed:
         """Whether its job is one that could be asked to stop."""
         return self.phase in (Phase.STARTING, Phase.TRAINING)
 
+    @property
+    def is_started(self) -> bool:
+        """Whether its job does something: starts, trains or stops."""
+        return self.phase in (Phase.STARTING, Phase.TRAINING, Phase.STOPPING, Phase.ENDING)
+
     def advance(self, now: float) -> None:
         """Up to now, which is not after the end of its phase."""
         seconds = now - self.at
@@ -100,14 +109,23 @@ class Replayed:
     def ask_to_stop(self) -> None:
         self.phase, self.until = Phase.STOPPING, self.at + self.truth.costs.stopping_s
 
+    def stick(self) -> None:
+        """Its node is gone, and nobody knows."""
+        self._undo()
+        self.phase, self.until, self.tells_at = Phase.STUCK, math.inf, math.inf
+
     def lose(self) -> None:
-        """Its node is gone, and half of what it does between two checkpoints."""
+        """Its node is gone."""
+        self._undo()
+        self._leave()
+
+    def _undo(self) -> None:
+        """Half of what it does between two checkpoints is lost with a node."""
         if self.phase is Phase.TRAINING:
             undone_s = min(self.truth.saved_s / 2, self.at - self.trained_since)
             self.done = max(0.0, self.done - undone_s * self.truth.rate(*self.size)) if self.truth.measured else 0.0
             self.lost_s += undone_s
             self.lost_slot_s += undone_s * self.slots
-        self._leave()
 
     def step(self) -> None:
         """Into its next phase, at the end of this one."""

@@ -95,7 +95,7 @@ class Rounds:
         """The next moment at which something happens, or the pool is looked at."""
         moments = [task.until for task in self._there]
         moments += [_submitted(task) for task in self._coming[-1:]]
-        changes = [at for node in self._nodes for at in (node.began_at, node.leaving_at, node.lost_at)]
+        changes = [at for node in self._nodes for at in (node.began_at, node.leaving_at, node.silent_at, node.lost_at)]
         moments += [at for at in changes if at > now]
         if self._there:
             moments.append(self._look_at)
@@ -110,6 +110,10 @@ class Rounds:
             while task.until <= now:
                 news = True
                 self._step(task)
+        silent = {node.name for node in self._nodes if node.silent_at <= now < node.lost_at}
+        for task in self._there:
+            if task.is_started and any(name in silent for name, _ in task.placement):
+                task.stick()
         for node in self._nodes:
             if node.lost_at == now:
                 news = True
