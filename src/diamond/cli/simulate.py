@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from diamond.cli import render
+from diamond.cli import native_output, render
 from diamond.cli.session import emit, say
 from diamond.core.durations import parse_duration
 from diamond.core.errors import InvalidInput
@@ -78,7 +78,7 @@ def simulate(
     for policy in chosen:
         if not as_json and sys.stderr.isatty():
             say(f"{policy.name}: {render.count(len(arrivals), 'task')} on {sum(one.gpus for one in pool)} GPUs …")
-        with _in_words_of_the_command():
+        with _in_words_of_the_command(), native_output.to_stderr():
             outcomes.append(
                 run(
                     arrivals,
@@ -127,7 +127,8 @@ def replay_record(
     if out is not None:
         _check_folder(out)
     record = _record(trace)
-    found = [replay(record, policy) for policy in chosen]
+    with native_output.to_stderr():
+        found = [replay(record, policy) for policy in chosen]
     pool = [Node(name=one.name, gpu_type=record.slot_kind, gpus=one.slots) for one in node_times(record)]
     files = _files([one.outcome for one in found], pool) if out is not None else {}
     if out is not None:
