@@ -33,7 +33,7 @@ HELD_BYTES = 64 * 1024
 PARTIAL_LINE_S = 0.5  # an unfinished line (a prompt, a progress bar) is shown after this time
 DRAIN_S = 2.0  # how long processes left behind by the ranks may keep the output open
 MEASURED_NODES = 100  # of one job; the same number as in diamond.core.measuring
-LOOK_S = 1.0  # between two looks for a warning file
+LOOK_S = 1.0  # between two looks for a warning file, or for ranks that listen to a warning
 GIVE_UP_S = 10.0  # after SIGKILL; a process stuck in the kernel (dead file system, GPU driver) must not hold the job
 WARNING_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -55,6 +55,7 @@ class Rank:
         self.unfinished = bytearray()  # output after the last newline, not written yet
         self.flush_at: float | None = None
         self.prefix = b"[%d] " % number
+        self.is_warned = False
         self.tail = b"\n"  # the last byte written: says whether the next one begins a line
 
     def finish(self, status: int) -> None:
@@ -168,6 +169,7 @@ class Launcher:
         self._look_at: float | None = time.monotonic() if options.warning_file else None
         self._wake_fd = -1
         self.warning = 0  # the signal of a warning that came
+        self._warn_at = 0.0
         self._keeper = _keeper(self, options)
 
     def run(self) -> int:
@@ -236,24 +238,37 @@ class Launcher:
                 with contextlib.suppress(OSError):
                     os.killpg(rank.proc.pid, number)
 
-    def _warn_ranks(self, number: int) -> int:
-        """Pass a warning on, but only to processes that catch it: the default action would kill the others.
-
-        How many ranks have one that does.
-        """
+    def _warn_ranks(self, number: int) -> None:
         self.warning = number
         groups = _live_groups()
         if groups is None:
             _say(f"{signal.Signals(number).name} not passed on: this system does not tell which process catches it")
-            return 0
-        reached = set()
         for rank in self._ranks:
-            for pid in groups.get(rank.proc.pid, []) if rank.proc is not None else []:
-                if _catches(pid, number):
-                    reached.add(rank.number)
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, number)
-        return len(reached)
+            rank.is_warned = self._tell(rank, number, groups)
+
+    def _tell(self, rank: Rank, number: int, groups: dict[int, list[int]] | None) -> bool:
+        """Pass a warning on, but only to processes that catch it: the default action would kill the others.
+
+        Whether there is one that does.
+        """
+        group = groups.get(rank.proc.pid, []) if groups is not None and rank.proc is not None else []
+        listening = [pid for pid in group if _catches(pid, number)]
+        for pid in listening:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        return bool(listening)
+
+    def _warn_the_rest(self, now: float) -> float | None:
+        """Ranks that did not listen yet when a warning came, being just started, say. When to look again."""
+        rest = [rank for rank in self._ranks if not rank.is_warned and rank.exit_code is None]
+        if not self.warning or not rest:
+            return None
+        if now >= self._warn_at:
+            self._warn_at = now + LOOK_S
+            groups = _live_groups()
+            for rank in rest:
+                rank.is_warned = self._tell(rank, self.warning, groups)
+        return self._warn_at
 
     def _look_for_warning(self, now: float) -> None:
         """A scheduler's signal to a job on several nodes reaches every process, also those it ends: hence a file."""
@@ -346,7 +361,7 @@ class Launcher:
                 self._killed = True
                 self._signal_groups(signal.SIGKILL)
             self._look_for_warning(now)
-            deadlines = [self._look_at, *(rank.flush_at for rank in self._ranks)]
+            deadlines = [self._look_at, self._warn_the_rest(now), *(rank.flush_at for rank in self._ranks)]
             if self._keeper is not None:
                 deadlines.append(self._keeper.tick(now))
             if self._keeper is not None and self._keeper.is_busy:
@@ -435,12 +450,9 @@ class Launcher:
         self._signal_groups(signal.SIGKILL)
 
     def ask_to_save(self) -> None:
-        before = self.warning
-        self._warn_ranks(signal.SIGTERM)  # a warning alone lets them use what time is left
-        self.warning = before
-
-    def warn_again(self) -> int:
-        return self._warn_ranks(self.warning)
+        groups = _live_groups()
+        for rank in self._ranks:
+            self._tell(rank, signal.SIGTERM, groups)  # a warning alone lets them use what time is left
 
     def drop_ranks(self) -> None:
         """They have ended; what they wrote last is still passed on."""

@@ -59,7 +59,6 @@ class Keeper:
         self._is_cut_short: bool | None = None  # whether it was told to stop while ranks were coming back
         self.restarts = 0
         self._look_at = self._looked_at = self._awake_since = 0.0
-        self._warned_in = 0
         several = options.nodes > 1 or options.join
         self._team = Team(
             node=self._node, nodes=options.nodes, addr=options.master_addr,
@@ -252,9 +251,6 @@ class Keeper:
         self._team.look()
         if not self._all_here_once() or not self._all_here() or self._blame_failed():
             return
-        is_untold = self._launcher.warning and self._warned_in != self._generation
-        if is_untold and self._launcher.warn_again() >= self._options.ranks:  # it came when nobody was there to tell
-            self._warned_in = self._generation
         signs = [line.sign() for line in self._lines.values()]
         if now - self._looked_at > 5 * LOOK_S:  # this process itself was stopped, and so were the ranks: suspended
             self._awake_since = now

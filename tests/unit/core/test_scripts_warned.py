@@ -30,3 +30,14 @@ def test_the_record_says_whether_the_job_was_warned(tmp_path: Path, scheduler: s
     start(calm)
     found = [read_exit(run_dir) for run_dir in (warned, calm)]
     assert [record is not None and (record.exit_code, record.warned) for record in found] == [(3, True), (3, False)]
+
+
+def test_a_program_that_does_not_listen_yet_is_told_when_it_does(tmp_path: Path) -> None:
+    program = "echo up; sleep 3; trap 'told=1' USR1; while [[ -z $told ]]; do sleep 0.05; done; sleep 2.5; echo told"
+    run_dir = prepare_link(tmp_path / "late", program, scheduler="slurm")
+    process = subprocess.Popen(["bash", str(run_dir.script)], start_new_session=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"set up\n", b"up\n"]
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == b"told\n"
+    assert process.returncode == 0

@@ -60,17 +60,21 @@ for name in cuda/12.4 'it'"'"'s'; do module load "$name" 2>&3 || {
 # What the job uses of this node, for its curves.
 "$BASH" measure.sh util.jsonl < /dev/null > /dev/null 2>&1 3>&- &
 measuring=$!
-warn() {
-  local process stat fields key value
-  warned=1
+tell() {
+  local process stat fields key value told=1
   for process in /proc/[0-9]*; do
     read -r stat < "$process/stat" || continue
     fields=(${stat##*) })
     [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
     while read -r key value; do
-      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}"; fi
+      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}" && told=0; fi
     done < "$process/status"
   done
+  return "$told"
+}
+warn() {
+  warned=1
+  tell || { (while sleep 2 && kill -0 "$$" && ! tell; do :; done) 3>&- & }
 }
 session=${fields[4]}
 export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + RANDOM % 12000))

@@ -39,17 +39,21 @@ enter() {
 
 # What this shell itself says of programs that are killed is noise in your log.
 exec 3>&2 2> /dev/null
-warn() {
-  local process stat fields key value
-  warned=1
+tell() {
+  local process stat fields key value told=1
   for process in /proc/[0-9]*; do
     read -r stat < "$process/stat" || continue
     fields=(${stat##*) })
     [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
     while read -r key value; do
-      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}"; fi
+      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}" && told=0; fi
     done < "$process/status"
   done
+  return "$told"
+}
+warn() {
+  warned=1
+  tell || { (while sleep 2 && kill -0 "$$" && ! tell; do :; done) 3>&- & }
 }
 session=${fields[4]}
 (enter; exec "$DIAMOND_BASH" "$DIAMOND_RUN_DIR/run.sh") 2>&3 3>&- &

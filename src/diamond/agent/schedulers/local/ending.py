@@ -42,6 +42,7 @@ _NUDGES_S = (0.3, 1.0)
 _DRAIN_POLL_S = 0.1
 _LEADER_S = 1.0  # from the SIGKILL of everybody else to that of the job's own shell
 _STUCK_S = 10.0  # after that, a process that SIGKILL does not end (dead file system, GPU driver) is left behind
+_WARN_AGAIN_S = 1.0
 _MEMORY_EVERY_S = 1.0
 _SWEEP_S = 1.0
 
@@ -136,12 +137,17 @@ class Endings:
                 self._watching_memory = True
                 self._timers.add(_MEMORY_EVERY_S, self._check_memory)
 
-    def _warn(self, job: LocalJob) -> None:
+    def _warn(self, job: LocalJob, told: frozenset[int] = frozenset()) -> None:
+        """Who listens; again, for a program that has just begun, while that is nobody but the script around it."""
         if job.cause is not None:
             return
-        for process in scan():
-            if process.group == job.pid and catches(process.pid, signal.SIGUSR1):
+        listening = [one for one in scan() if one.group == job.pid and catches(one.pid, signal.SIGUSR1)]
+        for process in listening:
+            if process.pid not in told:
                 send(process, signal.SIGUSR1)
+        heard = told | {process.pid for process in listening}
+        if heard <= {job.pid}:
+            self._timers.add(_WARN_AGAIN_S, lambda: self._warn(job, heard), job)
 
     def _check_memory(self) -> None:
         running = [job for job in self._limited.values() if job.cause is None]
