@@ -139,7 +139,7 @@ def test_an_immovable_task_starts_before_its_turn_where_that_puts_nobody_off() -
     assert gpus(decision) == {"still": 4, "short": 2, "small": 1}
     held = "waits: tasks that cannot be moved hold what it needs; it is expected to start in 100 s"
     assert decision.reasons["large"] == held
-    assert decision.reasons["long"] == "waits: it could not be moved out of the way of large, which comes first"
+    assert decision.reasons["long"] == "waits: it could not be moved out of the way of a task that comes first"
     first = replace(long, submitted_at=0.5)  # before large: nothing is kept from it
     assert gpus(decide(pool(still, large, first, of=nodes(2), placed=here))) == {"still": 4, "long": 3}
 

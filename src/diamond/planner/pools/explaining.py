@@ -140,9 +140,8 @@ class _Words:
         ]
         if not free:
             return "tasks that cannot be moved hold what it needs"
-        others = sorted({self._table.reserved[number].task for number in free if number in self._table.reserved})
-        if others and not demand.movable:
-            return f"it could not be moved out of the way of {others[0]}, which comes first"
+        if any(number in self._table.reserved for number in free) and not demand.movable:
+            return "it could not be moved out of the way of a task that comes first"
         return "it is not known to run on what is here"
 
     def _when(self, kinds: list[str], least: int) -> str:

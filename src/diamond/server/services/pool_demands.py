@@ -128,7 +128,6 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
     prior = profiles.similar(keys_of(task.name, spec))
     low, high = bounds(state.spec, spec, known, prior)
     kind, batch = state.spec.kind, _batch(known, prior, state.pool, task.name, spec)
-    place = member.place
     speed = pool_fits.speed(kind, known.windows, prior, batch, _growth(member, known, kind))
     return Demand(
         id=task.id,
@@ -137,13 +136,13 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, now:
         min_gpus=low,
         max_gpus=high,
         sizes=even_sizes(low, high, state.spec.slots_per_node) if low != high else None,
-        movable=(known.is_movable and not member.is_moving) or place is None,  # asked in vain, it is left alone
+        movable=_is_movable(member, known, prior),
         priority=task.priority,
         owner=task.owner_id,
         left=None if isinstance(speed, Linear) else _left(known, prior, speed),
         done=_done(known, speed),
         attained_s=sum(_slot_seconds(job, now) for job in member.jobs),
-        running_s=_running_s(member, now),
+        running_s=sum(_seconds(job, now) for job in member.jobs),
         restarts=max(0, len([job for job in member.jobs if job.started_at]) - 1),
         restart_s=_first(known.restart_s, prior.restart_s if prior else None, RESTART_S),
     )
@@ -202,15 +201,24 @@ def _work(samples: int, speed: Speed) -> float:
     return speed.work(samples) if isinstance(speed, AtBestBatch) else float(samples)
 
 
+def _is_movable(member: Member, known: Known, prior: Prior | None) -> bool:
+    """Whether it could make room for others; of one that waits, once it runs.
+
+    Of one that was never measured that is not known, unless others like it were. Whoever was taken for movable, and is
+    not, could keep a larger one waiting for ever.
+    """
+    if member.place is not None:
+        return known.is_movable and not member.is_moving  # asked in vain, it is left alone
+    may = member.spec.resources.is_elastic or pools.is_free(member.spec)
+    return known.is_movable or (may and prior is not None and prior.times is not None)
+
+
+def _seconds(job: JobRow, now: float) -> float:
+    return max(0.0, (job.ended_at or now) - job.started_at) if job.started_at is not None and job.place else 0.0
+
+
 def _slot_seconds(job: JobRow, now: float) -> float:
-    if job.started_at is None or not job.place:
-        return 0.0
-    return max(0.0, (job.ended_at or now) - job.started_at) * decode(PoolPlace, job.place).slots
-
-
-def _running_s(member: Member, now: float) -> float:
-    job = member.live
-    return max(0.0, now - job.started_at) if job is not None and job.started_at is not None else 0.0
+    return _seconds(job, now) * decode(PoolPlace, job.place).slots if job.place else 0.0
 
 
 def _first(*values: float | None) -> float:

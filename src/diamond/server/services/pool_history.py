@@ -3,6 +3,7 @@ decides nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -224,8 +225,10 @@ def _actual(ctx: Context, history: History, who: Who, jobs: list[str]) -> float 
     if share is None:
         return None
     nearest = min(sizes, key=lambda world: (abs(world - share), world))
-    alone_s = latest.samples_done / (sizes[nearest] * share / nearest)
-    return (who.ended_at - who.submitted_at) / alone_s
+    rate = sizes[nearest] * share / nearest
+    # What a program says of itself may be so absurd that nothing can be divided by it.
+    ratio = (who.ended_at - who.submitted_at) * rate / latest.samples_done
+    return ratio if 0.0 < ratio < math.inf else None
 
 
 def _equal_share(history: History, who: Who) -> float | None:

@@ -98,7 +98,7 @@ def _one(ctx: Context, pool_id: str) -> float | None:
         fresh = Round(read(session, row, lock=True), known, demands)
         _close_orphan(session, fresh, now)
         if decision is not None:
-            row.plan = _kept(fresh, decision, now)
+            row.plan = _kept(fresh, decision, sorted(node.name for node in _nodes(state, now)), now)
         _carry_out(ctx, session, fresh, now)
         _hold_nodes(ctx, session, fresh, now)
         pool_demands.learn(ctx, session, fresh.state)  # of tasks that ended, for those like them
@@ -169,6 +169,8 @@ def _is_time(state: State, plan: dict[str, Any], demands: list[Demand], now: flo
     """Whether to decide anew: something is different from what was decided on, or some time has passed."""
     age = now - float(plan.get("at", 0.0))
     about = _about(state, demands, now)
+    if age < 0.0:  # the clock was put back
+        return True
     if plan.get("about") != about:
         # While tasks are on their way to what was decided, that is carried out first, but for nodes that are gone.
         return age >= SOON_S and (not _in_transit(state, now) or plan.get("nodes") != about[0])
@@ -197,9 +199,9 @@ def _asked_at(job: JobRow, asked: dict[str, float]) -> float:
     return asked.get(job.id, job.started_at or job.created_at)
 
 
-def _kept(fresh: Round, decision: Decision, now: float) -> dict[str, Any]:
-    """The decision as the pool's row keeps it."""
-    about = _about(fresh.state, fresh.demands, now)
+def _kept(fresh: Round, decision: Decision, nodes: list[str], now: float) -> dict[str, Any]:
+    """The decision as the pool's row keeps it. `nodes`: on which it rests; one may have gone meanwhile."""
+    about = [nodes, *_about(fresh.state, fresh.demands, now)[1:]]
     speeds = {demand.id: demand for demand in fresh.demands}
     kind, per_node = fresh.state.spec.kind, fresh.state.spec.slots_per_node
     fair = max(1, len(_nodes(fresh.state, now)) * per_node // max(1, len(speeds)))
@@ -248,8 +250,9 @@ def _carry_out(ctx: Context, session: Session, fresh: Round, now: float) -> None
         wanted = {}
     there = {pilot.job.id for pilot in state.pilots if pilot.job is not None and pilot.is_held and not pilot.is_ending}
     for member in state.members:
-        if member.live is not None:
-            _maybe_move(ctx, session, fresh, member, wanted.get(member.task.id, ()), now)
+        placement = wanted.get(member.task.id, ())
+        if member.live is not None and all(pilot in there for pilot, _ in placement):
+            _maybe_move(ctx, session, fresh, member, placement, now)
     used = state.used()
     barred = _barred(session, state)
     for member in state.members:

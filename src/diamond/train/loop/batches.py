@@ -100,10 +100,16 @@ class Batches:
         self.global_batch = self._sized(int(position["global_batch"]))
 
     def _sized(self, kept: int | None) -> int:
-        samples = self._size.samples(self.per_rank, self._world, kept=kept, wish=self._wish)
-        if self._size.grows and self._drop_last and self.length:
-            return min(samples, self.length)  # else every step would be dropped
-        return samples
+        return self._within(self._size.samples(self.per_rank, self._world, kept=kept, wish=self._wish))
+
+    @property
+    def own_batch(self) -> int:
+        """Samples of a step if nobody wished for more."""
+        return self._within(self._size.samples(self.per_rank, self._world))
+
+    def _within(self, samples: int) -> int:
+        """No batch that grows is larger than the data: every step would be dropped, or be smaller than it is said."""
+        return min(samples, self.length) if self._size.grows and self.length else samples
 
     def __len__(self) -> int:
         """Optimizer steps of an epoch."""

@@ -46,7 +46,9 @@ class Growing:
     def begin(self, batches: Batches | None, optimizer: torch.optim.Optimizer | None) -> None:
         self._growth.adaptive = not isinstance(optimizer, torch.optim.SGD)
         if batches is not None:
-            self._growth.begin(batches.global_batch)
+            # The learning rate belongs to the script's own batch, also where a run begins with the planner's.
+            self._growth.begin(batches.own_batch if self.size.grows else batches.global_batch)
+            self._growth.change(batches.global_batch, step=0)
 
     def go_on(self, batches: Batches, position: Mapping[str, float], step: int) -> None:
         """From a checkpoint; `batches` is where it was already."""
