@@ -12,6 +12,7 @@ from diamond.core.errors import Forbidden, NotFound
 from diamond.core.pool_records import PoolRecord, TaskRecord, WindowRecord
 from diamond.core.pools import PoolSpec
 from diamond.core.tasks import TaskSpec
+from diamond.planner.pools.pace import ENDING_S
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.profiles import Profiles
 from diamond.planner.pools.simulation import recorded, replayed
@@ -65,7 +66,7 @@ def test_a_record_holds_what_was_true(ctx: Context, user_id: str, clock: Clock) 
     assert (task.least, task.most, task.is_free, task.can_move, task.sizes) == (1, 4, False, True, "even")
     assert (task.submitted_at, task.total_samples, task.global_batch) == (0.0, 600 * BATCH, BATCH)
     assert task.restart_s is not None
-    assert RESTART_S - 1 <= task.restart_s <= QUEUE_S + RESTART_S + pool_demands.ENDING_S + 5, "with all a move takes"
+    assert RESTART_S - 1 <= task.restart_s <= QUEUE_S + RESTART_S + ENDING_S + 5, "with all a move takes"
     assert {(one.nodes, one.slots) for one in task.windows} == {(job.nodes, job.slots) for job in task.jobs}
     text = json.dumps(encode(record))
     assert not [word for word in ("secret", "hunter", "my name", user_id, "tsk_", "job_", "usr_") if word in text]

@@ -10,6 +10,8 @@ LOOK_S = ROUND_S / 4  # whether there is anything to do
 SOON_S = 2.0  # decisions are not made more often than that
 DECIDE_S = 1.0  # what one may take
 RESTART_S = 30.0  # what a move costs a task, until that was measured
+ENDING_S = 3.0  # of that, before the job has ended: to finish the step and to save
+HANDOVER_S = 1.5  # of that, from the end of a job to the start of the next
 _LEAVE_S = 60.0
 
 

@@ -21,7 +21,7 @@ from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.core.training import Measure
 from diamond.planner.pools import trained
-from diamond.planner.pools.pace import RESTART_S, even_sizes, free_bounds
+from diamond.planner.pools.pace import ENDING_S, HANDOVER_S, RESTART_S, even_sizes, free_bounds
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.snapshot import Demand, Shape, Speed, Work
 from diamond.planner.pools.speeds import Linear
@@ -32,7 +32,6 @@ from diamond.server.services.pool_state import Member, State
 from diamond.server.store.models import JobRow, TaskRow
 from diamond.server.store.pool_models import PoolRow
 
-ENDING_S = 3.0  # of a move, before the job has ended: to finish the step and to save
 _LONGEST_RESTART_S = 3600.0
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _MOST_LEARNT = 20  # tasks taken in by one round
@@ -91,9 +90,10 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
             latest, job_id = seen.latest, job.id
             noise_scale = latest.noise_scale if latest.noise_scale is not None else noise_scale
         if seen.first is not None and job.started_at is not None:
-            # From the end of the job before, where one was asked to stop, and what it took to save and end.
+            # A move takes more than a start: to save and end before it, and to be given the other slots.
             moved = before is not None and before.ended_at is not None and before.desired == Desired.YIELD
-            since = before.ended_at - ENDING_S if before is not None and before.ended_at and moved else job.started_at
+            ended_at = before.ended_at if before is not None and before.ended_at and moved else None
+            since = (ended_at if ended_at is not None else job.started_at - HANDOVER_S) - ENDING_S
             restarts.append(seen.first.began_s - _ahead_s(seen.latest, job, ctx.clock()) - since)
         before = job
     sane = [one for one in restarts if 0.0 <= one <= _LONGEST_RESTART_S]

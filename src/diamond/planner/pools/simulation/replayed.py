@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from diamond.planner.pools.pace import free_bounds
+from diamond.planner.pools.pace import ENDING_S, HANDOVER_S, free_bounds
 from diamond.planner.pools.profiles import Prior
 from diamond.planner.pools.simulation.recorded import Truth
 from diamond.planner.pools.snapshot import Placement, Speed
 from diamond.planner.pools.trained import Window
-
-ENDING_S = 3.0  # as `services.pool_demands` has it: of a move, before the job has ended
 
 
 class Phase(Enum):
@@ -159,7 +157,7 @@ class Replayed:
             return
         self.told, self.tells_at = True, math.inf
         costs = self.truth.costs
-        self.restart_s = costs.starting_s if self.starts < 2 else costs.queued_s + costs.starting_s + ENDING_S
+        self.restart_s = ENDING_S + max(costs.queued_s, HANDOVER_S) + costs.starting_s
         batch = self.truth.batches.get(self.size, self.truth.global_batch)
         self.windows.pop(self.size, None)
         self.windows[self.size] = Window(*self.size, batch, batch / self.truth.rate(*self.size))

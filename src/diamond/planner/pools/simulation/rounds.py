@@ -156,12 +156,18 @@ class Rounds:
         if self._is_time(demands, now):
             self._decide(demands, now)
         self._carry_out(now)
-        self._look_at = now + (SOON_S if self._in_transit() else LOOK_S)
+        self._look_at = now + self._until_next_look(demands, now)
         self._idle = 0 if any(task.placement for task in self._there) or not self._there else self._idle + 1
         if self._idle > PATIENCE:
             raise RuntimeError(
                 f"policy {self._policy.name} leaves all slots idle, with {len(self._there)} tasks waiting"
             )
+
+    def _until_next_look(self, demands: Sequence[Demand], now: float) -> float:
+        if self._in_transit():
+            return SOON_S
+        # Something has changed just after a decision.
+        return SOON_S / 2 if self._about != self._what_matters(demands, now) else LOOK_S
 
     def _in_transit(self) -> bool:
         return any(task.phase is Phase.STOPPING for task in self._there)
