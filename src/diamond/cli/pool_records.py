@@ -12,6 +12,7 @@ from diamond.cli import render
 from diamond.cli.session import connect, emit, program, say
 from diamond.core.codec import encode
 from diamond.core.errors import InvalidInput
+from diamond.core.states import TaskState
 
 
 def record(name: str, *, output: Path | None, as_json: bool) -> None:
@@ -26,7 +27,10 @@ def record(name: str, *, output: Path | None, as_json: bool) -> None:
         emit({"file": str(output), "tasks": len(found.tasks), "nodes": len(found.nodes)})
         return
     say(f"{render.count(len(found.tasks), 'task')} on {render.count(len(found.nodes), 'node')}: {render.clean(output)}")
-    say(f"  replay it:    {program()} simulate {shlex.quote(render.clean(output))}")
+    if any(task.state == TaskState.SUCCEEDED for task in found.tasks):
+        say(f"  replay it:    {program()} simulate {shlex.quote(render.clean(output))}")
+    else:
+        say("  nothing in it has succeeded: it can be replayed once something has, recorded again")
 
 
 def _write(output: Path, text: str) -> None:

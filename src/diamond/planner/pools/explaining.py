@@ -148,7 +148,8 @@ class _Words:
         soonest = min((self._free_at(kind, least) for kind in kinds), default=np.inf)
         if not np.isfinite(soonest) or soonest <= 0.0:
             return ""
-        return f"; {gpus(least)} come free in about {minutes(soonest)}"
+        comes = "comes" if least == 1 else "come"
+        return f"; {gpus(least)} {comes} free in about {minutes(soonest)}"
 
     def _free_at(self, kind: str, least: int) -> float:
         """In how many seconds so many GPUs of a kind are free if nobody else takes them."""
