@@ -135,3 +135,18 @@ def test_nobody_is_moved_to_a_node_that_went_while_it_was_decided(site: Site, mo
         assert site.clock() - began < 15.0, "what was decided on a node that is gone is decided anew at once"
     (order,) = [order for task in tasks if (order := site.order(task)) is not None]
     assert order.place is not None and [node.pilot for node in order.place.nodes] == [kept.job_id]
+
+
+def test_a_task_that_may_yet_turn_out_to_move_is_not_said_to_be_immovable(site: Site) -> None:
+    site.pool(nodes="1")
+    site.hold()
+    tasks = [site.launch(resources={"accelerators": size}, name=size) for size in ("A100:1..2", "A100:1")]
+    site.round()
+    for task in tasks:
+        order = site.order(task)
+        assert order is not None
+        site.run(order.job_id)
+    site.clock.advance(70)
+    site.round()
+    found = {one.name: one.reason for one in pools.get(site.ctx, site.user_id, "p").tasks}
+    assert "not measured yet" in found["A100:1..2"] and "cannot be moved" in found["A100:1"], found

@@ -221,13 +221,17 @@ def _kept(fresh: Round, decision: Decision, nodes: list[str], now: float) -> dic
         "about": about,
         "nodes": about[0],
         "placed": {name: [list(one) for one in placement] for name, placement in decision.placed.items()},
-        "reasons": {name: _in_slots(fresh, reason) for name, reason in decision.reasons.items()},
+        "reasons": {name: _worded(fresh, name, reason) for name, reason in decision.reasons.items()},
         "estimates": estimates,
     }
 
 
-def _in_slots(fresh: Round, reason: str) -> str:
-    """The planner speaks of GPUs; not every pool has any."""
+def _worded(fresh: Round, name: str, reason: str) -> str:
+    """The planner speaks of GPUs; not every pool has any. And of many tasks it is not known yet whether they move."""
+    member = next((one for one in fresh.state.members if one.task.id == name), None)
+    may_move = member is not None and (member.spec.resources.is_elastic or pools.is_free(member.spec))
+    if may_move and not fresh.known.get(name, Known()).is_measured:
+        reason = reason.replace("it cannot be moved", "it was not measured yet")
     if fresh.state.spec.has_gpus:
         return reason
     return reason.replace(" of cpu", "").replace("GPUs", "slots").replace("GPU", "slot")
