@@ -98,9 +98,11 @@ def test_from_an_empty_page_to_a_pool_with_a_task_in_it(visit: Visit, cluster: C
     page.get_by_role("link", name="shared").wait_for()
     cluster.runs(cluster.order(lambda order: order.place is not None), "gpu01.frontier")
     page.get_by_text("2 slots, of 2", exact=True).wait_for()
+    page.reload()  # the script is written with the job, which there was none of when the page came
     page.get_by_text("Job script").click()
     page.get_by_text("What is started inside the pool's own jobs.").wait_for()
-    assert '--jobid="$DIAMOND_PILOT"' in page.get_by_role("region", name="Job script").inner_text()
+    script = page.get_by_role("region", name="Job script").inner_text()
+    assert "--ranks 2" in script and "unset DIAMOND_ENDS_AT" in script, "as it is written for two slots of a pilot"
 
     page.goto(address)
     now.get_by_role("row", name="gpu01").get_by_text("1, sweep: 2 slots; 2 slots free").wait_for()
