@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diamond.core.pool_scripts import EACH_PILOT, EACH_PILOT_END, NO_END, SlotShare, pilot_step
+from diamond.core.warning_scripts import WARN
 
 ALREADY_STARTED = 75  # EX_TEMPFAIL: another process began this run directory first
 NO_RUN_DIR = 73  # EX_CANTCREAT
@@ -237,28 +238,6 @@ wait "$child"; again=$?
 {others}finish run "$((again == 127 || again < 0 ? code : again))"
 """
 
-# The default action of the signal would end a program that does not expect it.
-# Until it listens, it is not told: it is asked again, as it may have just begun.
-_WARN = """\
-tell() {
-  local process stat fields key value told=1
-  for process in /proc/[0-9]*; do
-    read -r stat < "$process/stat" || continue
-    fields=(${stat##*) })
-    [[ ${fields[3]} == "$session" && ${process#/proc/} != "$$" ]] || continue
-    while read -r key value; do
-      if [[ $key == SigCgt: ]] && (( 0x$value & 0x200 )); then kill -USR1 "${process#/proc/}" && told=0; fi
-    done < "$process/status"
-  done
-  return "$told"
-}
-warn() {
-  warned=1
-  tell || { (while sleep 2 && kill -0 "$$" && ! tell; do :; done) 3>&- & }
-}
-session=${fields[4]}
-"""
-
 _SLURM_ONE = """\
 {ranks}(enter; exec "$DIAMOND_BASH" {run}) 2>&3 3>&- &
 """
@@ -389,7 +368,7 @@ def _run(plan: ScriptPlan) -> str:
         return text.format(python=python, ranks=plan.ranks_per_node, run=run)
     if _starts_once(plan):
         measure = _MEASURE if plan.measure else ""
-        return measure + _WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _wait("warn")
+        return measure + WARN + _SLURM_ONE.format(ranks=ranks, run=run) + _wait("warn")
     if plan.num_nodes == 1:
         start = _SLURM_RANKS.format(
             python=python, ranks=plan.ranks_per_node, several="", step="exec ", rendezvous=_measuring(plan), run=run
