@@ -10,6 +10,7 @@ or some time has passed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,20 +222,24 @@ def _kept(fresh: Round, decision: Decision, nodes: list[str], now: float) -> dic
         "about": about,
         "nodes": about[0],
         "placed": {name: [list(one) for one in placement] for name, placement in decision.placed.items()},
-        "reasons": {name: _worded(fresh, name, reason) for name, reason in decision.reasons.items()},
+        "reasons": _worded(fresh, decision.reasons),
         "estimates": estimates,
     }
 
 
-def _worded(fresh: Round, name: str, reason: str) -> str:
+def _worded(fresh: Round, reasons: Mapping[str, str]) -> dict[str, str]:
     """The planner speaks of GPUs; not every pool has any. And of many tasks it is not known yet whether they move."""
-    member = next((one for one in fresh.state.members if one.task.id == name), None)
-    may_move = member is not None and (member.spec.resources.is_elastic or pools.is_free(member.spec))
-    if may_move and not fresh.known.get(name, Known()).is_measured:
-        reason = reason.replace("it cannot be moved", "it was not measured yet")
+    found = dict(reasons)
+    for member in fresh.state.members:
+        name, may_move = member.task.id, member.spec.resources.is_elastic or pools.is_free(member.spec)
+        if name in found and may_move and not fresh.known.get(name, Known()).is_measured:
+            found[name] = found[name].replace("it cannot be moved", "it was not measured yet")
     if fresh.state.spec.has_gpus:
-        return reason
-    return reason.replace(" of cpu", "").replace("GPUs", "slots").replace("GPU", "slot")
+        return found
+    return {
+        name: reason.replace(" of cpu", "").replace("GPUs", "slots").replace("GPU", "slot")
+        for name, reason in found.items()
+    }
 
 
 def _shape(kind: str, placement: Placement) -> Shape:
