@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import HealthCheck, settings
 
 from diamond.server.services import bootstrap
 from diamond.server.services.context import Context
@@ -17,6 +18,10 @@ from testing.context import Clock, make_context
 from testing.minihpc.fixtures import old_site, site  # noqa: F401 - fixtures for every suite
 
 _numbers = itertools.count(1)
+
+# How long an example takes on a machine that clusters and browsers share says nothing of what is tested.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -53,6 +53,23 @@ def test_what_it_does_not_know() -> None:
     assert hidden.scale is None and hidden.grad_sqr is not None and hidden.grad_sqr < 0
 
 
+@pytest.mark.parametrize(("length", "is_hidden"), [(0.001, True), (50.0, False)])
+def test_where_noise_hides_the_gradient_the_least_it_can_be_is_told(length: float, is_hidden: bool) -> None:
+    """Over many runs: the bound is nearly always below what is true, and not by orders of magnitude in the middle."""
+    variance, bounds, told = 800.0, [], 0
+    for seed in range(200):
+        dice, noise = random.Random(seed), Noise()
+        for _ in range(60):
+            small, big = (length + variance / size * dice.gauss(1, 0.3) for size in (4, 8))
+            noise.look([small], 4, [big], 8)
+        if (least := noise.least_scale) is not None:
+            told, bounds = told + 1, [*bounds, least]
+    assert (told > 150) is is_hidden and (told < 20) is not is_hidden
+    if is_hidden:
+        assert sum(least < variance / length for least in bounds) > 0.99 * told
+        assert sorted(bounds)[told // 2] > 8, "batches of 8 were averaged: more than that is known"
+
+
 def test_it_is_kept_exactly() -> None:
     one, two = Noise(), Noise()
     for at in range(7):
@@ -60,7 +77,10 @@ def test_it_is_kept_exactly() -> None:
     two.load(one.state())
     for noise in (one, two):
         noise.look([1.3], 4, [1.1], 8)
-    assert one.scale == two.scale and one.state() == two.state()
+    assert one.scale == two.scale and one.state() == two.state() and one.least_scale == two.least_scale
+    old = {key: value for key, value in one.state().items() if key != "squared"}
+    two.load(old)
+    assert two.scale == one.scale and two.least_scale is None, "checkpoints of earlier versions know no spread"
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,8 @@ def _print_decisions(decisions: Sequence[PoolDecision], now: float) -> None:
 
 
 def _change(one: PoolDecision) -> str:
+    if not one.slots:
+        return f"makes room: {render.count(one.before, 'slot')} freed"
     if one.before in (0, one.slots):
         return f"{'goes on' if one.before else 'begins'} with {render.count(one.slots, 'slot')}"
     return f"{one.before} → {render.count(one.slots, 'slot')}"

@@ -281,7 +281,8 @@ class PoolTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDecision:
-    """One change: a task was given another number of slots, and why. `number`: the task's, as `PoolTask` has it."""
+    """One change: a task was given another number of slots, none to make room, and why. `number`: the task's, as
+    `PoolTask` has it."""
 
     at: float
     task_id: str

@@ -53,7 +53,8 @@ class Measure:
         world: ranks; `nodes`: machines they are on.
         step_s: mean, of which the five parts (`PARTS`) are the sum.
         sync_s: a whole exchange of gradients that nothing overlaps.
-        noise_scale: batches much larger than this gain little; see docs/training.md.
+        noise_scale: batches much larger than this gain little; see docs/training.md. `noise_scale_least`: what it is
+            at least, while noise hides the gradient.
         samples: trained on since the very beginning; `until_samples`: how many there are to be, where the end is
             counted in them and not in steps.
         parallel_why: a few words on why it is this technique.
@@ -92,6 +93,7 @@ class Measure:
     sync_s: float | None = None
     samples_per_s: float | None = None
     noise_scale: float | None = None
+    noise_scale_least: float | None = None
     memory_peak_bytes: int | None = None
     lr_scale: float | None = None
     generation: int = 0
@@ -224,6 +226,7 @@ def parse(raw: Mapping[str, Any]) -> Measure | None:
         sync_s=_number(raw.get("sync_s"), _LONGEST_S),
         samples_per_s=_number(raw.get("samples_per_s"), _MOST),
         noise_scale=_number(raw.get("noise_scale"), _MOST),
+        noise_scale_least=_number(raw.get("noise_scale_least"), _MOST),
         memory_peak_bytes=_whole(raw.get("memory_peak_bytes"), _MOST),
         lr_scale=_number(raw.get("lr_scale"), _MOST),
         generation=_whole(raw.get("generation"), _MOST) or 0,

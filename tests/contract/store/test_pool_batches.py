@@ -155,6 +155,16 @@ def test_what_is_hidden_for_a_while_is_remembered(site: Training) -> None:
 
 
 @ON_ONE
+@pytest.mark.parametrize("scale", [None, 1e11], ids=["none", "chance"])
+def test_the_least_that_the_noise_can_be_is_enough_to_choose(site: Training, scale: float | None) -> None:
+    order = site.begin()
+    site.say(order, 64, 6400, 1.2, **(GROWS | {"noise_scale": scale, "noise_scale_least": 640.0}))
+    larger = site.moved(order)
+    assert larger.place is not None and 64 < (larger.place.global_batch or 0) <= 8 * 640
+    assert site.shown.noise_scale == 640.0 and "noise scale 640" in site.shown.batch_reason
+
+
+@ON_ONE
 def test_a_record_of_it_is_replayed(site: Training) -> None:
     """Each size with the batch it had there; samples are counted, not steps."""
     order = site.begin()

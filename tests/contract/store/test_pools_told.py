@@ -197,3 +197,26 @@ def test_what_a_move_costs_is_not_the_lead_of_a_clock(site: Site) -> None:
         known = pool_demands.known_of(site.ctx, pool_state.read(session, row))[task_id]
     started_s = known.restart_s - ENDING_S - HANDOVER_S if known.restart_s is not None else None
     assert started_s == pytest.approx(15.0), "its first ten steps took five of the twenty seconds"
+
+
+def test_that_a_task_makes_room_is_told_as_a_decision_with_its_reason(site: Site) -> None:
+    site.pool(nodes="1")
+    site.hold()
+    first = site.launch(resources={"accelerators": "A100:1..4"}, name="first")
+    site.round()
+    order = site.order(first)
+    assert order is not None and order.place is not None
+    site.run(order.job_id)
+    site.measure(order.job_id, 100, slots=order.place.slots, step_s=1.2 / order.place.slots)
+    site.clock.advance(30)
+    urgent = site.launch(resources={"accelerators": "A100:4"}, name="urgent", priority=10)
+    site.round()
+    asked = site.order(first)
+    assert asked is not None and asked.desired is Desired.YIELD and site.order(urgent) is None
+    newest = pools.get(site.ctx, site.user_id, "p").decisions[0]
+    assert (newest.task_name, newest.slots, newest.before) == ("first", 0, order.place.slots)
+    assert newest.reason
+    site.end(order.job_id, Reason.CONTINUED)
+    site.round()
+    newest = pools.get(site.ctx, site.user_id, "p").decisions[0]
+    assert (newest.task_name, newest.slots, newest.before) == ("urgent", 4, 0)

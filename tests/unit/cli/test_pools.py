@@ -34,6 +34,7 @@ DECISIONS = (
     PoolDecision(at=NOW - 60, task_id="tsk_000000003", task_name="train", slots=2, before=1, reason="a node came"),
     PoolDecision(at=NOW - 70, task_id="tsk_000000004", task_name="fixed", slots=1, before=0, reason="it fits"),
     PoolDecision(at=NOW - 80, task_id="tsk_000000003", task_name="train", slots=1, before=1, reason="its node died"),
+    PoolDecision(at=NOW - 90, task_id="tsk_000000003", task_name="train", slots=0, before=1, reason="one is urgent"),
 )
 POOL = Pool(
     id="pol_1", name="gpus", spec=SPEC, endpoint="hpc", owner="ana", project="pde", nodes=1, wanted_nodes=2, slots=4,
@@ -72,7 +73,7 @@ def test_the_page_says_who_has_what_and_why(capsys: pytest.CaptureFixture[str]) 
     newest = lines.index("1m ago train 1 → 2 slots")
     assert lines[newest + 1 :] == [
         "↳ a node came", "1m ago fixed begins with 1 slot", "↳ it fits", "1m ago train goes on with 1 slot",
-        "↳ its node died",
+        "↳ its node died", "1m ago train makes room: 1 slot freed", "↳ one is urgent",
     ]  # fmt: skip
 
 

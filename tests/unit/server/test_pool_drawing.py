@@ -135,6 +135,7 @@ def test_words() -> None:
     decision = PoolDecision(at=0.0, task_id="", task_name="t", slots=4, before=0, reason="")
     said = [pool_words.change(replace(decision, before=before)) for before in (0, 1, 4)]
     assert said == ["gets 4 slots", "1 → 4 slots", "goes on with 4 slots"]
+    assert pool_words.change(replace(decision, slots=0, before=1)) == "makes room: 1 slot freed"
     spec = PoolSpec(name="p", endpoint="e", accelerators="A100:4", cpus="8", memory="16")
     assert pool_words.of_node(spec) == "4 A100 a node; 8 cores and 16 GiB each"
     assert pool_words.of_node(PoolSpec(name="p", endpoint="e", slots=1)) == "1 slot a node; 1 core each"

@@ -44,7 +44,7 @@ class Known:
     Attributes:
         windows: what it did at each size, the newest last.
         is_movable: it saves its state when it is asked to, so it may be given another size.
-        noise_scale: of its gradient, as it was last measured: noise may hide the gradient for a while.
+        noise_scale: of its gradient, as it was last measured; while noise hides the gradient, what it is at least.
         job_id: of the job that said `latest`.
     """
 
@@ -88,7 +88,7 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
                 )
         if seen.latest is not None:
             latest, job_id = seen.latest, job.id
-            noise_scale = latest.noise_scale if latest.noise_scale is not None else noise_scale
+            noise_scale = _noise_scale(latest, noise_scale)
         if seen.first is not None and job.started_at is not None:
             # A move takes more than a start: to save and end before it, and to be given the other slots.
             moved = before is not None and before.ended_at is not None and before.desired == Desired.YIELD
@@ -106,6 +106,13 @@ def _known(ctx: Context, spec: TaskSpec, jobs: list[JobRow]) -> Known:
         noise_scale=noise_scale,
         job_id=job_id,
     )
+
+
+def _noise_scale(latest: Measure, before: float | None) -> float | None:
+    """Where noise hides the gradient, it is larger than it was, if anything."""
+    if latest.noise_scale_least is not None:
+        return max(latest.noise_scale_least, before or 0.0)
+    return latest.noise_scale if latest.noise_scale is not None else before
 
 
 def _ahead_s(latest: Measure | None, job: JobRow, now: float) -> float:

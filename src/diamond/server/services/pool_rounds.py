@@ -299,6 +299,8 @@ def _maybe_move(ctx: Context, session: Session, fresh: Round, member: Member, wa
     job.revision = next_revision(session, job.endpoint_id)
     slots = sum(slots for _, slots in wanted)
     lifecycle.record(session, member.task, "task.resizing", now, {"from": place.slots, "to": slots})
+    if not slots and not closing:  # of one that goes on, it is written down when it does
+        _write_down(session, fresh, member, 0, place.slots, "", now)
     fresh.topics |= {f"task:{member.task.id}", f"endpoint:{job.endpoint_id}", "events"}
 
 
@@ -324,22 +326,29 @@ def _start(ctx: Context, session: Session, fresh: Round, member: Member, placeme
     fresh.topics |= set(placed.topics)
     if placed.job is None:
         return False
-    plan = state.pool.plan
+    _write_down(session, fresh, member, place.slots, _slots_of(before), pool_batches.why(demand, batch), now)
+    return True
+
+
+def _write_down(
+    session: Session, fresh: Round, member: Member, slots: int, before: int, further: str, now: float
+) -> None:
+    """One decision, for people: a task has other slots, or none any more, and why."""
+    plan = fresh.state.pool.plan
     estimate = plan.get("estimates", {}).get(member.task.id, {})
-    reasons = [str(plan.get("reasons", {}).get(member.task.id, "")), pool_batches.why(demand, batch)]
+    reasons = [str(plan.get("reasons", {}).get(member.task.id, "")), further]
     session.add(
         PoolDecisionRow(
             id=new_id("pdc"),
-            pool_id=state.pool.id,
+            pool_id=fresh.state.pool.id,
             task_id=member.task.id,
             at=now,
-            slots=place.slots,
-            before=_slots_of(before),
+            slots=slots,
+            before=before,
             reason="; ".join(filter(None, reasons))[:2000],
             goodput=estimate.get("goodput") if estimate.get("known") else None,
         )
     )
-    return True
 
 
 def _slots_of(job: JobRow | None) -> int:

@@ -117,6 +117,8 @@ def fair_words(value: float) -> str:
 
 
 def change(decision: PoolDecision) -> str:
+    if not decision.slots:
+        return f"makes room: {_slots(decision.before)} freed"
     if not decision.before:
         return f"gets {_slots(decision.slots)}"
     if decision.slots == decision.before:

@@ -253,6 +253,7 @@ class Measuring:
             "sync_s": min(exchanged) if exchanged else None,  # of who came last: without waiting for others
             "samples_per_s": window.samples / window.wall_s if window.wall_s > 0 else None,
             "noise_scale": noise.scale,
+            "noise_scale_least": noise.least_scale,
             "grad_sqr": noise.grad_sqr,
             "grad_var": noise.grad_var,
             "noise_looks": noise.count,

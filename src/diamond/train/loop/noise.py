@@ -37,6 +37,7 @@ class Noise:
         self.count = 0
         self._sqr: list[float] = []
         self._var: list[float] = []
+        self._squared = 0.0  # mean of the square of what single looks give for |G|^2
 
     def look(self, small_sqr: Sequence[float], small: float, big_sqr: Sequence[float], big: float) -> None:
         """Square norms by group. One that is no number (a loss that was none) is passed over."""
@@ -44,10 +45,11 @@ class Noise:
         if not found or not all(math.isfinite(value) for pair in found for value in pair):
             return
         if len(found) != len(self._sqr):  # the groups are other ones now
-            self.count, self._sqr, self._var = 0, [0.0] * len(found), [0.0] * len(found)
+            self.count, self._sqr, self._var, self._squared = 0, [0.0] * len(found), [0.0] * len(found), 0.0
         self.count += 1
         self._sqr = [KEEP * old + (1 - KEEP) * new for old, (new, _) in zip(self._sqr, found, strict=True)]
         self._var = [KEEP * old + (1 - KEEP) * new for old, (_, new) in zip(self._var, found, strict=True)]
+        self._squared = KEEP * self._squared + (1 - KEEP) * sum(sqr for sqr, _ in found) ** 2
 
     @property
     def grad_sqr(self) -> float | None:
@@ -63,6 +65,19 @@ class Noise:
         return self._ratio(sum(self._sqr), sum(self._var))
 
     @property
+    def least_scale(self) -> float | None:
+        """What the scale is at least, where noise hides the gradient; None where it does not, or too little is known.
+
+        The gradient is then no longer than chance makes it look: by one standard error of what was averaged.
+        """
+        mean, variance = self.grad_sqr, self.grad_var
+        if self.count < _FEWEST or mean is None or variance is None or variance <= 0.0:
+            return None
+        counted = (1 + KEEP) / (1 - KEEP) * (1 - KEEP**self.count) / (1 + KEEP**self.count)
+        error = math.sqrt(max(0.0, self._squared / self._weight() - mean**2) / max(counted - 1.0, 1.0))
+        return variance / error if mean < error else None
+
+    @property
     def by_group(self) -> list[float | None]:
         return [self._ratio(sqr, var) for sqr, var in zip(self._sqr, self._var, strict=True)]
 
@@ -74,8 +89,10 @@ class Noise:
         return max(0.0, var / sqr) if self.count >= _FEWEST and sqr > 0 else None
 
     def state(self) -> dict[str, Any]:
-        return {"count": self.count, "sqr": self._sqr, "var": self._var}
+        return {"count": self.count, "sqr": self._sqr, "var": self._var, "squared": self._squared}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.count = int(state["count"])
         self._sqr, self._var = [float(one) for one in state["sqr"]], [float(one) for one in state["var"]]
+        # Checkpoints of earlier versions do not have it: as if every look had been the mean, so no bound for a while.
+        self._squared = float(state.get("squared", sum(self._sqr) ** 2))
