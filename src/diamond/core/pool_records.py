@@ -87,6 +87,7 @@ class JobRecord:
         first_at, first_samples: when it began to train, and what earlier jobs had done by then; `told_at`: when it
             first said so.
         last_at, last_samples: the newest that it said of itself.
+        stop_asked_at: when it was asked to save and stop, so that the task goes on with other slots.
         reason: why it ended, as jobs have it.
     """
 
@@ -100,6 +101,7 @@ class JobRecord:
     last_at: float | None = _at(default=None)
     last_samples: float | None = _samples(default=None)
     told_at: float | None = _at(default=None)
+    stop_asked_at: float | None = _at(default=None)
     reason: str = ""
 
 

@@ -42,6 +42,8 @@ def test_the_simulator_predicts_what_the_server_does(ctx: Context, user_id: str,
     assert [task.state for task in record.tasks] == ["SUCCEEDED"] * 12
     assert sum(len(task.jobs) for task in record.tasks) > 24, "tasks were moved"
     assert [node.reason for node in record.nodes].count("NODE_FAIL") == 1
+    jobs = [job for task in record.tasks for job in task.jobs]
+    assert all((job.stop_asked_at is not None) is (job.reason == "CONTINUED") for job in jobs)
     found = replay(record, Goodput())
     assert len(found.tasks) == 12 and found.left_out == 0
     truly = sum(one.ended_at - clock_zero(trainings, record) - one.at for one in trainings if one.ended_at) / 12

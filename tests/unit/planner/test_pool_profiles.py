@@ -54,6 +54,29 @@ def test_the_most_specific_key_speaks_and_the_less_specific_with_more_doubt() ->
     assert same.work_sd < model.work_sd < template.work_sd
 
 
+def test_where_the_most_specific_key_says_nothing_the_next_one_does() -> None:
+    """Eight tasks of this model were measured on all sizes; the only one with this data ran on four GPUs, twice as
+    long as they do."""
+    profiles = Profiles()
+    for number in range(8):
+        profiles.learn([f"data {number}", *KEYS[1:]], measured(), total_work=1000.0, restart_s=20.0)
+    profiles.learn(KEYS, measured(2.0, shapes=[FOUR]))
+    same, general = known(profiles, KEYS), known(profiles, ["?", *KEYS[1:]])
+    alone = Profiles()
+    alone.learn(KEYS, measured(2.0, shapes=[FOUR]))
+    little = known(alone, KEYS)
+    assert same.times is not None and general.times is not None and little.times is not None
+    assert (same.key, same.tasks) == (KEYS[0], 1)
+    assert same.times.step_s(FOUR, 32) == pytest.approx(2.0 * general.times.step_s(FOUR, 32), rel=0.2)
+    for shape, part in ((ONE, 0.8), (EIGHT, 0.5)):
+        assert same.times.doubt(shape, 32) < part * little.times.doubt(shape, 32)
+        assert same.times.step_s(shape, 32) > 1.3 * general.times.step_s(shape, 32), "it is slower there as well"
+    assert (same.log_work, same.restart_s) == (general.log_work, 20.0), "nothing else is known of it"
+    assert known(profiles, KEYS) is same, "the same until something new is learnt"
+    profiles.learn(["data 9", *KEYS[1:]], measured(), total_work=1000.0, restart_s=30.0)
+    assert known(profiles, KEYS) is not same, "also by the less specific key"
+
+
 def test_a_new_task_is_known_on_many_gpus_after_one_measurement_on_one() -> None:
     profiles = Profiles()
     profiles.learn(KEYS, measured())

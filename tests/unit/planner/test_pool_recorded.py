@@ -15,6 +15,7 @@ from diamond.core.pool_records import JobRecord, NodeRecord, PoolRecord, TaskRec
 from diamond.planner.pools.policies import POLICIES, named
 from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.simulation.recorded import node_times, truths
+from diamond.planner.pools.simulation.replayed import Phase, Replayed
 from diamond.planner.pools.simulation.replaying import Agreement, replay
 
 BATCH = 64
@@ -123,6 +124,80 @@ def test_on_a_node_that_was_gone_before_anybody_noticed_nothing_came_forward(tol
     kept_s = 50.0 - 20.0 if told else 0.0
     assert one.ended_at == pytest.approx(120.0 + 214.0 - kept_s)
     assert one.restarts == 1
+
+
+def test_a_lost_node_is_lost_when_the_pool_heard_of_its_jobs() -> None:
+    """A scheduler dates the end of a node back to when it noticed; the pool could do nothing before it was told."""
+    nodes = (
+        NodeRecord(began_at=0.0, ended_at=94.0, slots=2, reason="NODE_FAIL"),
+        NodeRecord(began_at=100.0, slots=2),
+    )
+    whole = task(at=112.0)
+    lost = JobRecord(asked_at=0.0, started_at=1.0, ended_at=112.0, slots=2, nodes=1, reason="NODE_FAIL")
+    made = replace(whole, submitted_at=0.0, jobs=(lost, *whole.jobs))
+    found = replay(pool(made, nodes=nodes), Goodput())
+    assert node_times(pool(made, nodes=nodes))[0].lost_at == 112.0
+    assert found.ratio == pytest.approx(1.0, abs=0.02)
+
+
+def moved(asked_at: float) -> TaskRecord:
+    """On one slot from 1 s on, training from 11 s; asked to stop then, it ends at 60 s, and goes on with two slots."""
+    first = JobRecord(
+        asked_at=0.0, started_at=1.0, ended_at=60.0, slots=1, nodes=1, first_at=11.0, first_samples=0.0, told_at=16.0,
+        last_at=51.0, last_samples=40.0 * BATCH, stop_asked_at=asked_at, reason="CONTINUED",
+    )  # fmt: skip
+    last = JobRecord(
+        asked_at=61.0, started_at=62.0, ended_at=72.0 + 178.0 + 3.0, slots=2, nodes=1, first_at=72.0,
+        first_samples=44.0 * BATCH, told_at=77.0, last_at=172.0, last_samples=244.0 * BATCH, reason="COMPLETED",
+    )  # fmt: skip
+    windows = tuple(
+        WindowRecord(nodes=1, slots=slots, global_batch=BATCH, step_s=step_s) for slots, step_s in ((1, 1.0), (2, 0.5))
+    )
+    return task(least=1, most=2, sizes="even", can_move=True, ended_at=253.0, jobs=(first, last), windows=windows)
+
+
+@pytest.mark.parametrize(("asked_at", "heeding_s"), [(50.0, 5.0), (5.0, 0.0)], ids=["training", "starting"])
+def test_it_trains_on_until_it_has_heard_that_it_should_stop(asked_at: float, heeding_s: float) -> None:
+    """What it saved was reached at 55 s, so five seconds after it was asked, and it took five more to end."""
+    (truth,) = truths(pool(moved(asked_at)))
+    assert (truth.costs.heeding_s, truth.costs.stopping_s) == (pytest.approx(heeding_s), pytest.approx(5.0))
+
+
+def test_a_task_that_is_asked_to_stop_in_a_replay() -> None:
+    """One that trains goes on until it has heard of it, one that is being started ends after that."""
+    (truth,) = truths(pool(moved(50.0)))
+    one = Replayed(truth)
+    one.give((("n1", 1),))
+    _until(one, 21.0)
+    assert (one.phase, one.done) == (Phase.TRAINING, pytest.approx(10.0 * BATCH))
+    one.ask_to_stop()
+    assert one.is_leaving and one.until == pytest.approx(26.0)
+    _until(one, 27.0)
+    assert (one.phase, one.done, one.until) == (Phase.STOPPING, pytest.approx(15.0 * BATCH), pytest.approx(31.0))
+    other = Replayed(truth)
+    other.give((("n1", 1),))
+    _until(other, 4.0)
+    other.ask_to_stop()
+    assert (other.phase, other.until) == (Phase.STOPPING, pytest.approx(11.0 + 5.0))
+    _until(other, 17.0)
+    assert (other.phase, other.done) == (Phase.WAITING, 0.0)
+
+
+def test_a_task_that_is_done_before_it_hears_of_it_ends() -> None:
+    (truth,) = truths(pool(moved(50.0)))
+    one = Replayed(truth, done=(STEPS - 3) * float(BATCH))
+    one.give((("n1", 1),))
+    _until(one, 12.0)
+    one.ask_to_stop()
+    _until(one, 14.5)
+    assert (one.phase, one.done) == (Phase.ENDING, truth.total)
+
+
+def _until(one: Replayed, now: float) -> None:
+    while one.until <= now:
+        one.advance(one.until)
+        one.step()
+    one.advance(now)
 
 
 def test_a_node_that_leaves_is_left_by_those_that_can_move() -> None:

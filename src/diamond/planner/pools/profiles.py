@@ -1,8 +1,9 @@
 """What past tasks tell of one that has not run yet: step times, gradient noise, how much work it is, restart cost.
 
 Tasks are known by keys, from the most specific (the same code, model and data) to the least (the same template). The
-most specific one that is known speaks for a new task, the less surely the less specific it is. Memory is bounded: the
-last few tasks of a key, measurements merged.
+most specific one that is known speaks for a new task, and where it says nothing (a size that none of its tasks had),
+the next one does, the less surely the less specific it is. Memory is bounded: the last few tasks of a key,
+measurements merged.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,7 +113,8 @@ class Profiles:
         self._tasks = tasks
         self._keys = keys
         self._past: dict[str, list[Past]] = {}
-        self._priors: dict[str, dict[int, Prior]] = {}
+        # By key and how specific it is, with the less specific prior that it rests on.
+        self._priors: dict[str, dict[int, tuple[Prior | None, Prior]]] = {}
 
     def learn(
         self,
@@ -143,14 +145,16 @@ class Profiles:
             self._priors.pop(key, None)
 
     def similar(self, keys: Sequence[str]) -> Prior | None:
-        """What the most specific of these keys that is known suggests; None where none is."""
-        for level, key in enumerate(keys):
+        """What the most specific of these keys that is known suggests, and the others where it says nothing; None where
+        none is known. The same object until something new is learnt."""
+        found: Prior | None = None
+        for level, key in reversed(list(enumerate(keys))):
             if key in self._past:
                 known = self._priors.setdefault(key, {})
-                if level not in known:
-                    known[level] = _prior(key, level, self._past[key])
-                return known[level]
-        return None
+                if level not in known or known[level][0] is not found:
+                    known[level] = (found, _prior(key, level, self._past[key], found))
+                found = known[level][1]
+        return found
 
     def to_json(self) -> str:
         """Text that any JSON parser reads: a time that was not measured is null."""
@@ -210,32 +214,42 @@ def _by_tenths(noise_by_progress: Iterable[tuple[float, Noise]]) -> tuple[float 
     return tuple(statistics.median(ratios) if ratios else None for ratios in found)
 
 
-def _prior(key: str, level: int, past: Sequence[Past]) -> Prior:
+def _prior(key: str, level: int, past: Sequence[Past], wider: Prior | None) -> Prior:
+    """`wider`: what less specific keys suggest."""
     level = min(level, len(LEVEL_SDS) - 1)
     log_work, work_sd = _work(past, WORK_SDS[level])
     restarts = [one.restart_s for one in past if one.restart_s is not None]
-    return Prior(
+    own = Prior(
         key=key,
         tasks=len(past),
-        times=_times(past, LEVEL_SDS[level]),
+        times=_times(past, LEVEL_SDS[level], wider.times if wider is not None else None),
         noises=_noises(past),
         log_work=log_work,
         work_sd=work_sd,
         restart_s=statistics.median(restarts) if restarts else None,
     )
+    if wider is None:
+        return own
+    if own.log_work is None:
+        own = replace(own, log_work=wider.log_work, work_sd=wider.work_sd)
+    return replace(
+        own,
+        noises=own.noises if own.noises is not None else wider.noises,
+        restart_s=own.restart_s if own.restart_s is not None else wider.restart_s,
+    )
 
 
-def _times(past: Sequence[Past], assumed_sd: float) -> StepTimes | None:
+def _times(past: Sequence[Past], assumed_sd: float, wider: StepTimes | None) -> StepTimes | None:
     """One model of all these tasks, with the doubt that is in how far they lie apart."""
     measured = [[Measurement(*one[:4]) for one in task.times] for task in past if task.times]
     if not measured:
-        return None
-    times = StepTimes.fit([one for task in measured for one in task])
+        return wider
+    times = StepTimes.fit([one for task in measured for one in task], wider)
     offs = [_off(times, task) for task in measured]
     # Fitted again with all of them at one level: how far tasks lie apart is not how noisy their measurements are.
     level = [_scaled(one, -off) for task, off in zip(measured, offs, strict=True) for one in task]
     spread = _pooled_sd(offs, assumed_sd)
-    return StepTimes.fit(level).widened(spread, spread / 2.0)
+    return StepTimes.fit(level, wider).widened(spread, spread / 2.0)
 
 
 def _scaled(one: Measurement, by: float) -> Measurement:

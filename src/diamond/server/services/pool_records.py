@@ -24,7 +24,7 @@ from diamond.core.training import Measure
 from diamond.server.services import access, pools
 from diamond.server.services.context import Context
 from diamond.server.services.pool_state import Member, State
-from diamond.server.store.models import JobRow, TaskRow
+from diamond.server.store.models import EventRow, JobRow, TaskRow
 from diamond.server.store.pool_models import PoolRow
 
 _MOST_TASKS = 5000  # the newest
@@ -44,6 +44,7 @@ def record(ctx: Context, user_id: str, ref: str) -> PoolRecord:
         row = _owned(session, user_id, ref)
         spec = pools.spec_of(row)
         pilots, members = _all(session, row)
+        asked = _asked_to_stop(session, [member.task.id for member in members])
     moments = [member.task.created_at for member in members]
     moments += [job.started_at for job in pilots if job.started_at is not None]
     clock = _Clock(min(moments, default=ctx.clock()), ctx.clock())
@@ -53,7 +54,7 @@ def record(ctx: Context, user_id: str, ref: str) -> PoolRecord:
         most_nodes=spec.most_nodes,
         recorded_at=clock.since(clock.now),
         nodes=tuple(_node(job, spec, clock) for job in pilots if job.started_at is not None),
-        tasks=_Tasks(ctx, row, spec, clock).of(members),
+        tasks=_Tasks(ctx, row, spec, clock, asked).of(members),
     )
 
 
@@ -100,6 +101,17 @@ def _all(session: Session, row: PoolRow) -> tuple[list[JobRow], list[Member]]:
     return pilots, members
 
 
+def _asked_to_stop(session: Session, task_ids: list[str]) -> dict[str, list[float]]:
+    """By task, when its jobs were asked to save and stop."""
+    found: dict[str, list[float]] = {}
+    for begin in range(0, len(task_ids), _A_QUERY):
+        some = task_ids[begin : begin + _A_QUERY]
+        query = sa.select(EventRow.task_id, EventRow.at).where(EventRow.task_id.in_(some))
+        for task_id, at in session.execute(query.where(EventRow.kind == "task.resizing")):
+            found.setdefault(task_id, []).append(at)
+    return found
+
+
 def _node(job: JobRow, spec: PoolSpec, clock: _Clock) -> NodeRecord:
     assert job.started_at is not None
     ended_at = job.ended_at if JobState(job.state).is_final else None
@@ -115,8 +127,10 @@ def _node(job: JobRow, spec: PoolSpec, clock: _Clock) -> NodeRecord:
 class _Tasks:
     """Tasks as they are written down. Who owns what, and what is alike, becomes a number by order of appearance."""
 
-    def __init__(self, ctx: Context, pool: PoolRow, spec: PoolSpec, clock: _Clock) -> None:
-        self._ctx, self._pool, self._spec, self._clock = ctx, pool, spec, clock
+    def __init__(
+        self, ctx: Context, pool: PoolRow, spec: PoolSpec, clock: _Clock, asked: dict[str, list[float]]
+    ) -> None:
+        self._ctx, self._pool, self._spec, self._clock, self._asked = ctx, pool, spec, clock, asked
         self._owners: dict[str, int] = {}
         self._keys: dict[str, int] = {}
 
@@ -164,6 +178,8 @@ class _Tasks:
         seen, clock = self._ctx.measures.of_job(job.id), self._clock
         place = decode(PoolPlace, job.place)
         first, latest = seen.first, seen.latest
+        ended_at = job.ended_at or clock.now
+        asked = [at for at in self._asked.get(job.task_id, ()) if job.created_at <= at <= ended_at]
         first_at = clock.during(job, first.began_s) if first is not None else None
         last_at = clock.during(job, latest.t) if latest is not None else None
         return JobRecord(
@@ -177,6 +193,7 @@ class _Tasks:
             last_at=last_at,
             last_samples=_sane(latest.samples_done) if latest and last_at is not None else None,
             told_at=clock.during(job, first.t) if first is not None and first_at is not None else None,
+            stop_asked_at=clock.maybe(max(asked, default=None)),
             reason=job.reason or "",
         )
 

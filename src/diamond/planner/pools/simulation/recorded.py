@@ -37,6 +37,7 @@ class Costs:
         queued_s: from being given slots to running there.
         starting_s: from there to the first step; what the pool calls the restart.
         telling_s: from the first step until the server hears of it.
+        heeding_s: from being asked to stop to the last step that counts: it trains on until it has heard of it.
         stopping_s: from the last step that counts to the end of a job that was asked to stop.
         ending_s: the same of the last job.
     """
@@ -44,6 +45,7 @@ class Costs:
     queued_s: float = 0.0
     starting_s: float = 0.0
     telling_s: float = 0.0
+    heeding_s: float = 0.0
     stopping_s: float = 0.0
     ending_s: float = 0.0
 
@@ -204,6 +206,17 @@ def _stopping(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[flo
     ]
 
 
+def _heeding(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[float]:
+    """Of jobs that trained when they were asked to stop."""
+    return [
+        max(0.0, job.ended_at - job.stop_asked_at - _after(job, then.first_samples, rates))
+        for job, then in pairwise(task.jobs)
+        if job.reason == Reason.CONTINUED and then.first_samples is not None and job.last_at is not None
+        if job.ended_at is not None and job.stop_asked_at is not None
+        if job.first_at is not None and job.first_at <= job.stop_asked_at
+    ]
+
+
 def _ending(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[float]:
     last = task.jobs[-1]
     if task.state != SUCCEEDED or not task.total_samples or last.last_at is None:
@@ -225,6 +238,7 @@ def _costs(task: TaskRecord, rates: dict[tuple[int, int], float], usual: Costs) 
         queued_s=_middle(_queued(task), usual.queued_s),
         starting_s=_middle(_starting(task), usual.starting_s),
         telling_s=_middle(_telling(task), usual.telling_s),
+        heeding_s=_middle(_heeding(task, rates), usual.heeding_s),
         stopping_s=_middle(_stopping(task, rates), usual.stopping_s),
         ending_s=_middle(_ending(task, rates), usual.ending_s),
     )
@@ -243,6 +257,7 @@ def _usual(tasks: Iterable[TaskRecord], windows: dict[int, list[Window]]) -> Cos
         queued_s=middle(lambda task, _: _queued(task)),
         starting_s=middle(lambda task, _: _starting(task)),
         telling_s=middle(lambda task, _: _telling(task)),
+        heeding_s=middle(_heeding),
         stopping_s=middle(_stopping),
         ending_s=middle(_ending),
     )
@@ -269,6 +284,8 @@ def node_times(record: PoolRecord) -> list[NodeTime]:
 def _node_time(number: int, node: NodeRecord, record: PoolRecord, *, stays: bool) -> NodeTime:
     lost = node.reason in _LOSSES and not stays
     ended_at = math.inf if stays or node.ended_at is None else node.ended_at
+    if lost:  # what a scheduler says of a node's end is when it noticed; the pool heard of it with the jobs in it
+        ended_at = max((job.ended_at for job in _lost_with(record, ended_at) if job.ended_at), default=ended_at)
     leaving_at = ended_at
     if node.walltime_s is not None and node.ended_at is not None and not stays:
         leaving_at = min(leaving_at, node.began_at + node.walltime_s - leave_s(node.walltime_s))
@@ -282,17 +299,22 @@ def _node_time(number: int, node: NodeRecord, record: PoolRecord, *, stays: bool
     )
 
 
-def _silent_at(record: PoolRecord, lost_at: float) -> float:
-    """When a node that was found to be lost had really gone: a scheduler takes a while to notice.
-
-    The last that was heard of the jobs that ended with it; of one that never said anything, its start.
-    """
-    heard = [
-        job.last_at if job.last_at is not None else job.started_at
+def _lost_with(record: PoolRecord, lost_at: float) -> list[JobRecord]:
+    """Jobs that ended with a node."""
+    return [
+        job
         for task in record.tasks
         for job in task.jobs
         if job.started_at is not None and job.started_at < lost_at and job.reason in _LOSSES
         if job.ended_at is not None and abs(job.ended_at - lost_at) < _NOTICED_S
     ]
+
+
+def _silent_at(record: PoolRecord, lost_at: float) -> float:
+    """When a node that was found to be lost had really gone: a scheduler takes a while to notice.
+
+    The last that was heard of the jobs that ended with it; of one that never said anything, its start.
+    """
+    heard = [job.last_at or job.started_at or 0.0 for job in _lost_with(record, lost_at)]
     last = max(heard, default=lost_at)
     return last if lost_at - last > _TELLS_S else lost_at

@@ -13,10 +13,13 @@ from diamond.planner.pools.simulation.recorded import Truth
 from diamond.planner.pools.snapshot import Placement, Speed
 from diamond.planner.pools.trained import Window
 
+_A_MOMENT_S = 1e-6  # what is left of a task that is done is not always nothing, in floating point
+
 
 class Phase(Enum):
-    """Where a task is: `QUEUED` and `STARTING` have slots already, `STOPPING` still has them.
+    """Where a task is: `QUEUED` and `STARTING` have slots already, `WARNED` and `STOPPING` still have them.
 
+    `WARNED` is one that was asked to stop and trains on until it has heard of it.
     `STUCK` is one that waits for a node that is gone, until somebody notices.
     """
 
@@ -24,6 +27,7 @@ class Phase(Enum):
     QUEUED = "queued"
     STARTING = "starting"
     TRAINING = "training"
+    WARNED = "warned"
     ENDING = "ending"
     STOPPING = "stopping"
     STUCK = "stuck"
@@ -87,16 +91,25 @@ class Replayed:
     @property
     def is_started(self) -> bool:
         """Whether its job does something: starts, trains or stops."""
-        return self.phase in (Phase.STARTING, Phase.TRAINING, Phase.STOPPING, Phase.ENDING)
+        return self.phase in (Phase.STARTING, Phase.TRAINING, Phase.WARNED, Phase.STOPPING, Phase.ENDING)
+
+    @property
+    def trains(self) -> bool:
+        return self.phase in (Phase.TRAINING, Phase.WARNED)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was asked to stop, and has not yet."""
+        return self.phase in (Phase.WARNED, Phase.STOPPING)
 
     def advance(self, now: float) -> None:
         """Up to now, which is not after the end of its phase."""
         seconds = now - self.at
-        if self.phase is Phase.TRAINING:
+        if self.trains:
             self.done = min(self.truth.total, self.done + seconds * self.truth.rate(*self.size))
         if self.running_since is not None:
             self.attained_s += seconds * self.slots
-            if self.phase is not Phase.TRAINING and self.starts > 1:
+            if not self.trains and self.starts > 1:
                 self.lost_s += seconds
                 self.lost_slot_s += seconds * self.slots
         self.at = now
@@ -105,7 +118,11 @@ class Replayed:
         self.placement, self.phase, self.until = placement, Phase.QUEUED, self.at + self.truth.costs.queued_s
 
     def ask_to_stop(self) -> None:
-        self.phase, self.until = Phase.STOPPING, self.at + self.truth.costs.stopping_s
+        costs = self.truth.costs
+        if self.phase is Phase.TRAINING:
+            self.phase, self.until = Phase.WARNED, min(self.until, self.at + costs.heeding_s)
+        else:  # a program that is being started hears of it once it has
+            self.phase, self.until = Phase.STOPPING, max(self.until, self.at) + costs.stopping_s
 
     def stick(self) -> None:
         """Its node is gone, and nobody knows."""
@@ -119,7 +136,7 @@ class Replayed:
 
     def _undo(self) -> None:
         """Half of what it does between two checkpoints is lost with a node."""
-        if self.phase is Phase.TRAINING:
+        if self.trains:
             undone_s = min(self.truth.saved_s / 2, self.at - self.trained_since)
             self.done = max(0.0, self.done - undone_s * self.truth.rate(*self.size)) if self.truth.measured else 0.0
             self.lost_s += undone_s
@@ -134,10 +151,11 @@ class Replayed:
             self.first_at = self.at if self.first_at is None else self.first_at
             self.starts += 1
         elif self.phase is Phase.STARTING:
-            left_s = (self.truth.total - self.done) / self.truth.rate(*self.size)
-            self.phase, self.until, self.trained_since = Phase.TRAINING, self.at + left_s, self.at
+            self.phase, self.until, self.trained_since = Phase.TRAINING, self.at + self._left_s(), self.at
             self.tells_at = self.at + costs.telling_s if self.truth.measured else math.inf
-        elif self.phase is Phase.TRAINING:
+        elif self.phase is Phase.WARNED and self._left_s() > _A_MOMENT_S:
+            self.phase, self.until = Phase.STOPPING, self.at + costs.stopping_s
+        elif self.trains:
             self._tell()  # the last word comes with the end
             self.done = self.truth.total
             self.phase, self.until = Phase.ENDING, self.at + costs.ending_s
@@ -146,6 +164,9 @@ class Replayed:
         elif self.phase is Phase.ENDING:
             self._leave()
             self.phase, self.ended_at = Phase.DONE, self.at
+
+    def _left_s(self) -> float:
+        return (self.truth.total - self.done) / self.truth.rate(*self.size)
 
     def hear(self, now: float) -> None:
         """What it says of itself, if that has come."""

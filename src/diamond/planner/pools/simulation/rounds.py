@@ -170,7 +170,7 @@ class Rounds:
         return SOON_S / 2 if self._about != self._what_matters(demands, now) else LOOK_S
 
     def _in_transit(self) -> bool:
-        return any(task.phase is Phase.STOPPING for task in self._there)
+        return any(task.is_leaving for task in self._there)
 
     def _is_time(self, demands: Sequence[Demand], now: float) -> bool:
         age = now - self._decided_at
