@@ -108,7 +108,7 @@ def _asked_to_stop(session: Session, task_ids: list[str]) -> dict[str, list[floa
         some = task_ids[begin : begin + _A_QUERY]
         query = sa.select(EventRow.task_id, EventRow.at).where(EventRow.task_id.in_(some))
         for task_id, at in session.execute(query.where(EventRow.kind == "task.resizing")):
-            found.setdefault(task_id, []).append(at)
+            found.setdefault(str(task_id), []).append(at)
     return found
 
 
