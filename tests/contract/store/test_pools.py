@@ -150,6 +150,27 @@ def test_nothing_said_means_that_diamond_picks(site: Site) -> None:
     assert larger.spec.ranks_per_node == larger.place.slots
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_task_that_runs_speaks_for_those_like_it(site: Site) -> None:
+    """Same command, other numbers: the second knows from the first, which is not over, what more slots bring."""
+    site.pool(nodes="2")
+    site.hold(2)
+    first = site.launch(run="python train.py --lr 0.1", name="first")
+    other = site.launch(run="python other.py", name="other")
+    site.round()
+    order = site.order(first)
+    assert order is not None and order.place is not None and order.place.slots == 1
+    site.run(order.job_id)
+    site.measure(order.job_id, 100, slots=1, step_s=1.2)
+    second = site.launch(run="python train.py --lr 0.2", name="second")
+    unlike = site.launch(run="python unlike.py", name="unlike")
+    site.round()
+    placed = {
+        name: order.place.slots for name in (second, unlike, other) if (order := site.order(name)) and order.place
+    }
+    assert placed[second] > 1 and placed[unlike] == placed[other] == 1, placed
+
+
 def test_slots_are_given_and_taken(site: Site) -> None:
     """A task that nobody knows begins small and grows once it is measured; a second one gets its share of that. Each
     time it saves its state, stops, and goes on where it was."""

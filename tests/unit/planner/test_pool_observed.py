@@ -113,3 +113,13 @@ def test_what_is_left_follows_the_plan_until_others_tell() -> None:
 def test_a_task_that_runs_nowhere_is_refused() -> None:
     with pytest.raises(ValueError, match="limits is empty"):
         Observed({})
+
+
+def test_what_it_measured_so_far_serves_those_like_it() -> None:
+    running = task()
+    running.saw(step(FOUR, 64), NOISE, done=10.0)
+    prior = Profiles().similar(["app"], {"app": [running.so_far()]})
+    new = Observed({"a": LIMITS}, prior)
+    assert new.most_gpus(64) == 64 and new.left(0.0) is None
+    assert new.speed().goodput(FOUR) == pytest.approx(running.speed().goodput(FOUR), rel=0.05)
+    assert new.batch(FOUR) == running.batch(FOUR)

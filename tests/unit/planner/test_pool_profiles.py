@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from diamond.planner.pools.batches import Noise
-from diamond.planner.pools.profiles import MOST_MEASUREMENTS, Prior, Profiles
+from diamond.planner.pools.profiles import MOST_MEASUREMENTS, Prior, Profiles, past_of
 from diamond.planner.pools.snapshot import Shape
 from diamond.planner.pools.steptimes import Measurement, StepTimes
 
@@ -75,6 +75,20 @@ def test_where_the_most_specific_key_says_nothing_the_next_one_does() -> None:
     assert known(profiles, KEYS) is same, "the same until something new is learnt"
     profiles.learn(["data 9", *KEYS[1:]], measured(), total_work=1000.0, restart_s=30.0)
     assert known(profiles, KEYS) is not same, "also by the less specific key"
+
+
+def test_tasks_that_are_not_over_speak_where_none_that_is_over_does() -> None:
+    profiles = Profiles()
+    live = {KEYS[1]: [past_of(measured(2.0), restart_s=20.0)]}
+    assert profiles.similar(KEYS) is None
+    running = profiles.similar(KEYS, live)
+    assert running is not None and running.times is not None and running.log_work is None
+    assert (running.key, running.restart_s) == (KEYS[1], 20.0)
+    assert running.times.step_s(EIGHT, 16) == pytest.approx(measured(2.0)[4].step_s, rel=0.05)
+    again = profiles.similar(KEYS, {KEYS[1]: [past_of(measured(2.0), restart_s=20.0)]})
+    assert again is running, "as long as they have nothing new to say"
+    profiles.learn(KEYS[1:], measured(), total_work=1000.0)
+    assert known(profiles, KEYS) is profiles.similar(KEYS, live), "who is over knows better"
 
 
 def test_a_new_task_is_known_on_many_gpus_after_one_measurement_on_one() -> None:

@@ -138,6 +138,18 @@ def test_profiles_of_finished_tasks_serve_later_ones(world: dict[str, Applicatio
     assert again.snapshots[0].demands[0].left is not None
 
 
+def test_a_task_that_runs_serves_those_like_it_until_one_is_done(world: dict[str, Application]) -> None:
+    policy = always(1)
+    simulate(arrivals(0.0, 100.0), policy, nodes(2), applications=world, knowledge="warm")
+    second = next(demand for shot in policy.snapshots for demand in shot.demands if demand.id == "t1")
+    assert second.max_gpus > 1 and second.speed.doubt(Shape("any", 1, 1)) < 0.3
+    assert second.left is None, "how much work it is nobody knows yet"
+    apart = always(1)
+    simulate(arrivals(0.0, 100.0), apart, nodes(2), applications=world)
+    alone = next(demand for shot in apart.snapshots for demand in shot.demands if demand.id == "t1")
+    assert alone.max_gpus == 1
+
+
 def test_declared_work_is_off_by_what_was_said(world: dict[str, Application]) -> None:
     def said(error: float, seed: int) -> float:
         policy = as_asked()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from diamond.planner.pools.batches import Batch, Limits, Noise, best_batch
-from diamond.planner.pools.profiles import Prior, Profiles
+from diamond.planner.pools.profiles import Past, Prior, Profiles, past_of
 from diamond.planner.pools.snapshot import Shape, Speed, Work
 from diamond.planner.pools.speeds import Estimated, Linear
 from diamond.planner.pools.steptimes import Measurement, StepTimes
@@ -81,6 +81,10 @@ class Observed:
     def most_gpus(self, most: int) -> int:
         """One until anything was measured, of it or of tasks like it; how far it then goes at once is the policy's."""
         return most if self._times is not None else 1
+
+    def so_far(self) -> Past:
+        """What it measured, to serve those like it while it runs: the `live` of `Profiles.similar`."""
+        return past_of(self._steps, [(0.0, noise) for _, noise in self._noises[:1]])
 
     def remember(self, profiles: Profiles, keys: Sequence[str], total: float, restart_s: float | None = None) -> None:
         """It is done, after so much work: what it measured serves those like it."""

@@ -2,8 +2,8 @@
 
 Tasks are known by keys, from the most specific (the same code, model and data) to the least (the same template). The
 most specific one that is known speaks for a new task, and where it says nothing (a size that none of its tasks had),
-the next one does, the less surely the less specific it is. Memory is bounded: the last few tasks of a key,
-measurements merged.
+the next one does, the less surely the less specific it is. Tasks that are not over speak where none that is over does.
+Memory is bounded: the last few tasks of a key, measurements merged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from diamond.planner.pools.steptimes import Measurement, Merged, StepTimes, merg
 TASKS_A_KEY = 8
 MOST_KEYS = 5000
 MOST_MEASUREMENTS = 64
+MOST_PRIORS = 20_000
 # The noise is kept by tenths of a task's progress.
 TENTHS = 10
 
@@ -41,7 +42,8 @@ LARGEST_LOG = math.log(MOST_WORK) + 10.0  # of what a task may take: tasks whose
 
 
 class Past(NamedTuple):
-    """One task that is over. `noise` is variance by square, by tenths of progress; what was not measured is None."""
+    """One task that is over, or what it measured so far. `noise` is variance by square, by tenths of progress; what was
+    not measured is None."""
 
     times: tuple[Merged, ...]
     noise: tuple[float | None, ...]
@@ -112,9 +114,9 @@ class Profiles:
             raise ValueError(f"keys must be at least 1, and is {keys}")
         self._tasks = tasks
         self._keys = keys
-        self._past: dict[str, list[Past]] = {}
-        # By key and how specific it is, with the less specific prior that it rests on.
-        self._priors: dict[str, dict[int, tuple[Prior | None, Prior]]] = {}
+        self._past: dict[str, tuple[Past, ...]] = {}
+        # By key and how specific it is, with the less specific prior and the tasks that it rests on.
+        self._priors: dict[tuple[str, int], tuple[Prior | None, tuple[Past, ...], Prior]] = {}
 
     def learn(
         self,
@@ -134,27 +136,35 @@ class Profiles:
         """
         if isinstance(keys, str):
             raise TypeError(f"keys is the text {keys!r}: give a list of them")
-        times = sorted(merged(measurements), key=lambda one: -one.repeats)[:MOST_MEASUREMENTS]
-        past = Past(tuple(sorted(times)), _by_tenths(noise_by_progress), _positive(total_work), _positive(restart_s))
+        past = past_of(measurements, noise_by_progress, total_work, restart_s)
         for key in dict.fromkeys(keys):
-            others = self._past.pop(key, [])  # put back at the end: the last to be forgotten
-            self._past[key] = [*others, past][-self._tasks :]
-            self._priors.pop(key, None)
+            others = self._past.pop(key, ())  # put back at the end: the last to be forgotten
+            self._past[key] = (*others, past)[-self._tasks :]
         for key in list(self._past)[: max(0, len(self._past) - self._keys)]:
             del self._past[key]
-            self._priors.pop(key, None)
 
-    def similar(self, keys: Sequence[str]) -> Prior | None:
+    def similar(self, keys: Sequence[str], live: Mapping[str, Sequence[Past]] | None = None) -> Prior | None:
         """What the most specific of these keys that is known suggests, and the others where it says nothing; None where
-        none is known. The same object until something new is learnt."""
+        none is known. The same object until something new is learnt.
+
+        Args:
+            live: by key, what tasks that are not over have measured so far: they speak for a key of which no task is
+                over. The task itself should not be among them.
+        """
         found: Prior | None = None
         for level, key in reversed(list(enumerate(keys))):
-            if key in self._past:
-                known = self._priors.setdefault(key, {})
-                if level not in known or known[level][0] is not found:
-                    known[level] = (found, _prior(key, level, self._past[key], found))
-                found = known[level][1]
+            past = self._past.get(key) or tuple((live or {}).get(key, ()))[-self._tasks :]
+            if past:
+                found = self._prior(key, level, past, found)
         return found
+
+    def _prior(self, key: str, level: int, past: tuple[Past, ...], wider: Prior | None) -> Prior:
+        known = self._priors.get((key, level))
+        if known is None or known[0] is not wider or known[1] != past:
+            if len(self._priors) > MOST_PRIORS:
+                self._priors.clear()
+            known = self._priors[key, level] = (wider, past, _prior(key, level, past, wider))
+        return known[2]
 
     def to_json(self) -> str:
         """Text that any JSON parser reads: a time that was not measured is null."""
@@ -174,10 +184,21 @@ class Profiles:
         try:
             data = json.loads(text)
             found = cls(data["tasks"], data["keys"])
-            found._past = {key: [_past(one) for one in tasks] for key, tasks in data["past"].items()}
+            found._past = {key: tuple(_past(one) for one in tasks) for key, tasks in data["past"].items()}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"text is no Profiles ({error!r}): give what to_json wrote") from error
         return found
+
+
+def past_of(
+    measurements: Iterable[Measurement],
+    noise_by_progress: Iterable[tuple[float, Noise]] = (),
+    total_work: float | None = None,
+    restart_s: float | None = None,
+) -> Past:
+    """Of one task; see `Profiles.learn`."""
+    times = sorted(merged(measurements), key=lambda one: -one.repeats)[:MOST_MEASUREMENTS]
+    return Past(tuple(sorted(times)), _by_tenths(noise_by_progress), _positive(total_work), _positive(restart_s))
 
 
 def _plain(one: Merged) -> list[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from diamond.planner.pools.batches import Limits, Noise
-from diamond.planner.pools.profiles import Prior
+from diamond.planner.pools.profiles import Past, Prior, past_of
 from diamond.planner.pools.snapshot import Shape, Speed
 from diamond.planner.pools.speeds import Estimated, Linear
 from diamond.planner.pools.steptimes import Measurement, StepTimes
@@ -212,6 +212,35 @@ def _pass(kind: str, window: Window) -> Measurement:
     compute_s = (window.step_s - exchange_s) / count
     per_gpu = -(-_share(window.global_batch, window.slots) // count)
     return Measurement(Shape(kind, window.nodes, window.slots), per_gpu, math.nan, compute_s + exchange_s)
+
+
+class Live:
+    """Tasks that are not over and have measured something, by their keys: they speak for those like them that have not,
+    as long as none that is over does."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.pasts: dict[str, list[Past]] = {}
+        self._batches: dict[str, int] = {}
+
+    def add(self, keys: Sequence[str], windows: Iterable[Window], restart_s: float | None) -> None:
+        """One more. Times are rounded: what follows from them need not be worked out anew for every step."""
+        known = [one._replace(step_s=_rounded(one.step_s)) for one in windows if one.makes_sense]
+        if not known:
+            return
+        past = past_of(measurements(self._kind, known), restart_s=_rounded(restart_s) if restart_s else None)
+        for key in keys:
+            self.pasts.setdefault(key, []).append(past)
+            self._batches[key] = known[-1].global_batch
+
+    def batch(self, keys: Sequence[str]) -> int | None:
+        """The global batch of one like it."""
+        return next((self._batches[key] for key in keys if key in self._batches), None)
+
+
+def _rounded(seconds: float) -> float:
+    """To about four percent."""
+    return 2.0 ** (round(math.log2(seconds) * 16) / 16) if 0.0 < seconds < math.inf else seconds
 
 
 def speed(

@@ -1,7 +1,7 @@
 """What the planner should know of a pool's tasks: how large each may be, how fast it is, how much is left of it.
 
-Trainings say so themselves (`core.training`); before they have, past tasks of the pool with the same code, or the same
-command, or the same name, speak for them.
+Trainings say so themselves (`core.training`); before they have, tasks of the pool with the same code, or the same
+command, or the same name, speak for them: past ones, else those that run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from diamond.planner.pools.pace import ENDING_S, HANDOVER_S, RESTART_S, even_siz
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.snapshot import Demand, Shape, Speed, Work
 from diamond.planner.pools.speeds import Linear
-from diamond.planner.pools.trained import AtBestBatch, Growth, Window
+from diamond.planner.pools.trained import AtBestBatch, Growth, Live, Window
 from diamond.server.services import pool_batches, pool_fits, pools
 from diamond.server.services.context import Context
 from diamond.server.services.pool_state import Member, State
@@ -122,19 +122,29 @@ def _ahead_s(latest: Measure | None, job: JobRow, now: float) -> float:
 
 def demands(state: State, known: dict[str, Known], now: float) -> list[Demand]:
     """One for every task that runs, or waits and may begin."""
-    profiles = pool_fits.profiles_of(state.pool)
+    profiles, live = pool_fits.profiles_of(state.pool), _live(state, known)
     return [
-        _demand(state, member, known.get(member.task.id, Known()), profiles, now)
+        _demand(state, member, known.get(member.task.id, Known()), profiles, live, now)
         for member in state.members
         if member.live is not None or (member.task.desired == "run" and member.is_due(now))
     ]
 
 
-def _demand(state: State, member: Member, known: Known, profiles: Profiles, now: float) -> Demand:
+def _live(state: State, known: dict[str, Known]) -> Live:
+    found = Live(state.spec.kind)
+    for member in state.members:
+        if (one := known.get(member.task.id)) is not None and one.windows:
+            found.add(keys_of(member.task.name, member.spec), one.windows, one.restart_s)
+    return found
+
+
+def _demand(state: State, member: Member, known: Known, profiles: Profiles, live: Live, now: float) -> Demand:
     task, spec = member.task, member.spec
-    prior = profiles.similar(keys_of(task.name, spec))
+    keys = keys_of(task.name, spec)
+    prior = profiles.similar(keys, None if known.windows else live.pasts)
     low, high = bounds(state.spec, spec, known, prior)
-    kind, batch = state.spec.kind, _batch(known, prior, state.pool, task.name, spec)
+    kind = state.spec.kind
+    batch = None if known.windows else _past_batch(prior, state.pool, keys) or live.batch(keys)
     speed = pool_fits.speed(kind, known.windows, prior, batch, _growth(member, known, kind))
     return Demand(
         id=task.id,
@@ -175,11 +185,11 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _batch(known: Known, prior: Prior | None, pool: PoolRow, name: str, spec: TaskSpec) -> int | None:
-    if known.windows or prior is None or not pool.profiles:
+def _past_batch(prior: Prior | None, pool: PoolRow, keys: list[str]) -> int | None:
+    if prior is None or not pool.profiles:
         return None
     batches = pool.profiles.get("batches", {})
-    found = next((batches[key] for key in keys_of(name, spec) if key in batches), None)
+    found = next((batches[key] for key in keys if key in batches), None)
     return found if isinstance(found, int) and found >= 1 else None
 
 

@@ -38,9 +38,8 @@ class _Once:
 
 def profiles_of(pool: PoolRow) -> Profiles:
     """What the pool learnt of tasks that ended; the same object until it learns more."""
-    if not pool.profiles:
-        return Profiles()
-    version = (pool.id, str(pool.profiles.get("until")), str(pool.profiles.get("since")))
+    learnt = pool.profiles or {}
+    version = (pool.id, str(learnt.get("until")), str(learnt.get("since")))
     return _profiles(_Once(version, pool))
 
 

@@ -19,7 +19,16 @@ from diamond.planner.pools.pace import RESTART_S
 from diamond.planner.pools.profiles import Prior, Profiles
 from diamond.planner.pools.simulation.applications import Application
 from diamond.planner.pools.simulation.fairness import alone_s
-from diamond.planner.pools.simulation.knowledge import Asked, Known, Learnt, Stated, asked_rate, declared_work, remember
+from diamond.planner.pools.simulation.knowledge import (
+    Asked,
+    Known,
+    Learnt,
+    Stated,
+    asked_rate,
+    declared_work,
+    remember,
+    so_far,
+)
 from diamond.planner.pools.simulation.outcomes import Contention, Outcome, Placed, TaskOutcome
 from diamond.planner.pools.simulation.running import Recorded, Running, Told
 from diamond.planner.pools.simulation.settings import Failure, Knowledge, Settings, check
@@ -198,7 +207,7 @@ class _Replay:
         if self._settings.knowledge == "oracle":
             return Known(application, asked, self._restart_s(application))
         random = self._random(arrival, "measurements")
-        prior = self._profiles.similar([arrival.application]) if self._settings.knowledge == "warm" else None
+        prior = self._similar(arrival.application) if self._settings.knowledge == "warm" else None
         return Learnt(
             application,
             asked,
@@ -209,6 +218,12 @@ class _Replay:
             said_rate=asked_rate(application, asked) if self._settings.declared else None,
             probed=self._settings.probed,
         )
+
+    def _similar(self, application: str) -> Prior | None:
+        """What tasks of the application that were done before suggest, else those that run."""
+        told = (task.told for task in self._active.values() if task.arrival.application == application)
+        live = [so_far(one) for one in told if isinstance(one, Learnt) and one.measurements]
+        return self._profiles.similar([application], {application: live})
 
     def _size(self, application: Application, prior: Prior | None, random: np.random.Generator) -> Prior | None:
         """What can be known of a task's work before it is done."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from diamond.planner.pools.batches import Batch, Noise
-from diamond.planner.pools.profiles import Prior, Profiles
+from diamond.planner.pools.profiles import Past, Prior, Profiles, past_of
 from diamond.planner.pools.simulation.applications import Application, Counts
 from diamond.planner.pools.simulation.running import counts_of
 from diamond.planner.pools.snapshot import Shape, Speed, Work
@@ -343,6 +343,11 @@ def declared_work(total: float, error: float) -> Prior:
 def remember(profiles: Profiles, keys: Sequence[str], learnt: Learnt, total: float, restart_s: float) -> None:
     """A task is done: what it measured serves those like it."""
     profiles.learn(keys, list(learnt.measurements.values()), learnt.noises, total, restart_s)
+
+
+def so_far(learnt: Learnt) -> Past:
+    """What a task that is not done measured, to serve those like it meanwhile."""
+    return past_of(learnt.measurements.values(), learnt.noises)
 
 
 def _apart(one: Noise, other: Noise) -> float:

@@ -22,7 +22,7 @@ from diamond.planner.pools.simulation.recorded import SUCCEEDED, NodeTime, Truth
 from diamond.planner.pools.simulation.replayed import Fitted, Phase, Replayed, bounds
 from diamond.planner.pools.snapshot import Demand, Node, Placement, Policy, Snapshot, Speed, Work, faults
 from diamond.planner.pools.speeds import Linear
-from diamond.planner.pools.trained import Window
+from diamond.planner.pools.trained import Live, Window
 
 LONGEST = 10  # times the whole record
 PATIENCE = 5_000  # looks in a row at a pool where nothing runs, before a replay is given up
@@ -152,7 +152,8 @@ class Rounds:
     # ---- looks -------------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        demands = [self._demand(task, now) for task in self._there]
+        live = self._live()
+        demands = [self._demand(task, live, now) for task in self._there]
         if self._is_time(demands, now):
             self._decide(demands, now)
         self._carry_out(now)
@@ -229,16 +230,19 @@ class Rounds:
 
     # ---- what is known -----------------------------------------------------------------------------------------------
 
-    def _demand(self, task: Replayed, now: float) -> Demand:
-        record = task.truth.record
-        prior = self._profiles.similar(keys_of(task.truth.record))
+    def _live(self) -> Live:
+        found = Live(self._kind)
+        for task in self._there:
+            found.add(keys_of(task.truth.record), task.windows.values(), task.restart_s)
+        return found
+
+    def _demand(self, task: Replayed, live: Live, now: float) -> Demand:
+        record, keys = task.truth.record, keys_of(task.truth.record)
         windows = tuple(task.windows.values())
+        prior = self._profiles.similar(keys, None if windows else live.pasts)
         low, high = bounds(task, prior, self._per_node, self._most)
-        batch = (
-            None
-            if windows
-            else next((self._batches[key] for key in keys_of(task.truth.record) if key in self._batches), None)
-        )
+        known = next((self._batches[key] for key in keys if key in self._batches), None)
+        batch = None if windows else known or live.batch(keys)
         speed = self._speed(task, windows, prior, batch)
         usual = prior.restart_s if prior is not None else None
         return Demand(
