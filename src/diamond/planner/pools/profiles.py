@@ -24,7 +24,7 @@ from diamond.planner.pools.steptimes import Measurement, Merged, StepTimes, merg
 TASKS_A_KEY = 8
 MOST_KEYS = 5000
 MOST_MEASUREMENTS = 64
-MOST_PRIORS = 20_000
+MOST_PRIORS = 4000
 # The noise is kept by tenths of a task's progress.
 TENTHS = 10
 
@@ -57,6 +57,7 @@ class Prior:
 
     Attributes:
         key: the key that was known, and how many tasks with it were remembered.
+        level: how specific that key is, 0 the most.
         times: to be the prior of `StepTimes.fit`; None if nobody measured any.
         noises: by tenths of progress; only their ratio means something. None if nobody measured any.
         log_work, work_sd: mean and standard deviation of the logarithm of a whole task's work.
@@ -69,6 +70,7 @@ class Prior:
     log_work: float | None
     work_sd: float
     restart_s: float | None
+    level: int = 0
 
     def noise(self, share: float) -> Noise | None:
         """At this share of progress, between 0 and 1."""
@@ -100,7 +102,7 @@ class Prior:
 
 
 class Profiles:
-    """The history of a pool's tasks. Not safe for several threads.
+    """The history of a pool's tasks. Several threads may ask it; while one lets it `learn`, no other may.
 
     Args:
         tasks: how many of each key are remembered, the last ones.
@@ -115,8 +117,8 @@ class Profiles:
         self._tasks = tasks
         self._keys = keys
         self._past: dict[str, tuple[Past, ...]] = {}
-        # By key and how specific it is, with the less specific prior and the tasks that it rests on.
-        self._priors: dict[tuple[str, int], tuple[Prior | None, tuple[Past, ...], Prior]] = {}
+        # By key, how specific it is and the less specific prior, which is kept with it, so that no other has its id.
+        self._priors: dict[tuple[str, int, int], tuple[Prior | None, tuple[Past, ...], Prior]] = {}
 
     def learn(
         self,
@@ -159,11 +161,11 @@ class Profiles:
         return found
 
     def _prior(self, key: str, level: int, past: tuple[Past, ...], wider: Prior | None) -> Prior:
-        known = self._priors.get((key, level))
-        if known is None or known[0] is not wider or known[1] != past:
+        known = self._priors.get((key, level, id(wider)))
+        if known is None or known[1] != past:
             if len(self._priors) > MOST_PRIORS:
                 self._priors.clear()
-            known = self._priors[key, level] = (wider, past, _prior(key, level, past, wider))
+            known = self._priors[key, level, id(wider)] = (wider, past, _prior(key, level, past, wider))
         return known[2]
 
     def to_json(self) -> str:
@@ -237,17 +239,18 @@ def _by_tenths(noise_by_progress: Iterable[tuple[float, Noise]]) -> tuple[float 
 
 def _prior(key: str, level: int, past: Sequence[Past], wider: Prior | None) -> Prior:
     """`wider`: what less specific keys suggest."""
-    level = min(level, len(LEVEL_SDS) - 1)
-    log_work, work_sd = _work(past, WORK_SDS[level])
+    apart = min(level, len(LEVEL_SDS) - 1)
+    log_work, work_sd = _work(past, WORK_SDS[apart])
     restarts = [one.restart_s for one in past if one.restart_s is not None]
     own = Prior(
         key=key,
         tasks=len(past),
-        times=_times(past, LEVEL_SDS[level], wider.times if wider is not None else None),
+        times=_times(past, LEVEL_SDS[apart], wider.times if wider is not None else None),
         noises=_noises(past),
         log_work=log_work,
         work_sd=work_sd,
         restart_s=statistics.median(restarts) if restarts else None,
+        level=level,
     )
     if wider is None:
         return own

@@ -8,14 +8,14 @@ samples of the first batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diamond.planner.pools.batches import Limits, Noise
 from diamond.planner.pools.profiles import Past, Prior, past_of
 from diamond.planner.pools.snapshot import Shape, Speed
 from diamond.planner.pools.speeds import Estimated, Linear
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import LONGEST_S, Measurement, StepTimes
 
 MOST_BATCH = 10**9
 # Where a training sets no bound itself: times its first batch, and times its noise scale, from where on samples are
@@ -23,6 +23,8 @@ MOST_BATCH = 10**9
 MOST_GROWTH = 32
 MOST_BY_NOISE = 8
 _RUNGS = 20  # that lead from the first batch to thirty times as much, each a fifth higher
+# Which of a task's keys is its name: after that of its code, and that of its command.
+NAME_LEVEL = 2
 MOST_EXCHANGE = 0.95  # of a step: what it waits for other ranks; some of it computes
 
 
@@ -89,13 +91,18 @@ class Growth(NamedTuple):
 
 
 class AtOwnBatch:
-    """A `Speed` for a training whose global batch stays as it is."""
+    """A `Speed` for a training whose global batch stays as it is.
 
-    def __init__(self, times: StepTimes, global_batch: int) -> None:
+    Args:
+        is_guess: the batch is that of another task: so it does not say on how many slots this one can run.
+    """
+
+    def __init__(self, times: StepTimes, global_batch: int, *, is_guess: bool = False) -> None:
         if global_batch < 1:
             raise ValueError(f"global_batch is {global_batch}: give a whole number of at least 1")
         self.times = times
         self.global_batch = global_batch
+        self._is_guess = is_guess
         self._known: dict[Shape, float] = {}
 
     def goodput(self, shape: Shape) -> float:
@@ -104,7 +111,7 @@ class AtOwnBatch:
         return self._known[shape]
 
     def _found(self, shape: Shape) -> float:
-        if not 1 <= shape.gpus <= self.global_batch or shape.nodes < 1:
+        if shape.gpus < 1 or shape.nodes < 1 or (shape.gpus > self.global_batch and not self._is_guess):
             return 0.0
         seconds = self.times.step_s(shape, _share(self.global_batch, shape.gpus))
         return self.global_batch / seconds if 0.0 < seconds < math.inf else 0.0
@@ -233,14 +240,20 @@ class Live:
             self.pasts.setdefault(key, []).append(past)
             self._batches[key] = known[-1].global_batch
 
-    def batch(self, keys: Sequence[str]) -> int | None:
-        """The global batch of one like it."""
-        return next((self._batches[key] for key in keys if key in self._batches), None)
+    def batch(self, keys: Sequence[str], past: Mapping[str, int]) -> int | None:
+        """The global batch of the one most like it, of those that are over (`past`, by key) or not."""
+        return next((found for key in keys if (found := past.get(key) or self._batches.get(key))), None)
+
+
+def is_known(prior: Prior | None) -> bool:
+    """Whether tasks of the same code or command were measured: only that they had the same name is not enough to take
+    it for a training, of which there may be several ranks."""
+    return prior is not None and prior.times is not None and prior.level < NAME_LEVEL
 
 
 def _rounded(seconds: float) -> float:
-    """To about four percent."""
-    return 2.0 ** (round(math.log2(seconds) * 16) / 16) if 0.0 < seconds < math.inf else seconds
+    """To within four percent."""
+    return 2.0 ** (round(math.log2(min(seconds, LONGEST_S)) * 8) / 8) if seconds > 0.0 else seconds
 
 
 def speed(
@@ -263,4 +276,4 @@ def speed(
         return Linear()
     if own and growth is not None and growth.is_sane:
         return AtBestBatch(StepTimes.fit(passes(kind, windows), times), growth)
-    return AtOwnBatch(StepTimes.fit(own, times) if own else times or StepTimes.fit(own), batch)
+    return AtOwnBatch(StepTimes.fit(own, times) if own else times or StepTimes.fit(own), batch, is_guess=not windows)

@@ -144,7 +144,7 @@ def _demand(state: State, member: Member, known: Known, profiles: Profiles, live
     prior = profiles.similar(keys, None if known.windows else live.pasts)
     low, high = bounds(state.spec, spec, known, prior)
     kind = state.spec.kind
-    batch = None if known.windows else _past_batch(prior, state.pool, keys) or live.batch(keys)
+    batch = None if known.windows else live.batch(keys, _past_batches(state.pool, keys))
     speed = pool_fits.speed(kind, known.windows, prior, batch, _growth(member, known, kind))
     return Demand(
         id=task.id,
@@ -170,8 +170,8 @@ def bounds(pool: PoolSpec, spec: TaskSpec, known: Known, prior: Prior | None) ->
     if not pools.is_free(spec):
         return pools.sizes(pool, spec)
     tried = max((window.slots for window in known.windows), default=0)
-    is_known = prior is not None and prior.times is not None
-    return free_bounds(tried, pool.slots_per_node, pool.slots_per_node * pool.most_nodes, is_known=is_known)
+    most = pool.slots_per_node * pool.most_nodes
+    return free_bounds(tried, pool.slots_per_node, most, is_known=trained.is_known(prior))
 
 
 def keys_of(name: str, spec: TaskSpec) -> list[str]:
@@ -185,12 +185,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _past_batch(prior: Prior | None, pool: PoolRow, keys: list[str]) -> int | None:
-    if prior is None or not pool.profiles:
-        return None
-    batches = pool.profiles.get("batches", {})
-    found = next((batches[key] for key in keys if key in batches), None)
-    return found if isinstance(found, int) and found >= 1 else None
+def _past_batches(pool: PoolRow, keys: list[str]) -> dict[str, int]:
+    batches = (pool.profiles or {}).get("batches", {})
+    return {key: batches[key] for key in keys if isinstance(batches.get(key), int) and batches[key] >= 1}
 
 
 def _growth(member: Member, known: Known, kind: str) -> Growth | None:
@@ -227,7 +224,7 @@ def _is_movable(member: Member, known: Known, prior: Prior | None) -> bool:
     if member.place is not None:
         return known.is_movable and not member.is_moving  # asked in vain, it is left alone
     may = member.spec.resources.is_elastic or pools.is_free(member.spec)
-    return known.is_movable or (may and prior is not None and prior.times is not None)
+    return known.is_movable or (may and trained.is_known(prior))
 
 
 def _seconds(job: JobRow, now: float) -> float:

@@ -14,6 +14,9 @@ from typing import Any
 
 KEEP = 0.95  # of what was known, at every look: about the last twenty count
 _FEWEST = 3  # looks before anybody should believe it
+_FEWEST_BOUND = 10  # looks before their spread tells how far the mean may be off
+_ROUNDING = 1e-6  # of what is averaged: looks that lie no further apart are all alike
+_ERRORS = 2.0  # standard errors that the gradient may be longer than it seems
 
 
 def split(small_sqr: float, small: float, big_sqr: float, big: float) -> tuple[float, float]:
@@ -37,7 +40,8 @@ class Noise:
         self.count = 0
         self._sqr: list[float] = []
         self._var: list[float] = []
-        self._squared = 0.0  # mean of the square of what single looks give for |G|^2
+        self._squares = 0  # looks whose spread is known, and the mean of their squares
+        self._squared = 0.0
 
     def look(self, small_sqr: Sequence[float], small: float, big_sqr: Sequence[float], big: float) -> None:
         """Square norms by group. One that is no number (a loss that was none) is passed over."""
@@ -45,11 +49,15 @@ class Noise:
         if not found or not all(math.isfinite(value) for pair in found for value in pair):
             return
         if len(found) != len(self._sqr):  # the groups are other ones now
-            self.count, self._sqr, self._var, self._squared = 0, [0.0] * len(found), [0.0] * len(found), 0.0
+            self.count, self._sqr, self._var = 0, [0.0] * len(found), [0.0] * len(found)
+            self._squares, self._squared = 0, 0.0
         self.count += 1
         self._sqr = [KEEP * old + (1 - KEEP) * new for old, (new, _) in zip(self._sqr, found, strict=True)]
         self._var = [KEEP * old + (1 - KEEP) * new for old, (_, new) in zip(self._var, found, strict=True)]
-        self._squared = KEEP * self._squared + (1 - KEEP) * sum(sqr for sqr, _ in found) ** 2
+        whole = sum(sqr for sqr, _ in found)
+        if math.isfinite(whole * whole):
+            self._squares += 1
+            self._squared = KEEP * self._squared + (1 - KEEP) * whole * whole
 
     @property
     def grad_sqr(self) -> float | None:
@@ -68,14 +76,18 @@ class Noise:
     def least_scale(self) -> float | None:
         """What the scale is at least, where noise hides the gradient; None where it does not, or too little is known.
 
-        The gradient is then no longer than chance makes it look: by one standard error of what was averaged.
+        The gradient is then hardly longer than chance makes it look, which is told by how far looks lie apart.
         """
         mean, variance = self.grad_sqr, self.grad_var
-        if self.count < _FEWEST or mean is None or variance is None or variance <= 0.0:
+        if self._squares < _FEWEST_BOUND or mean is None or variance is None or variance <= 0.0:
             return None
-        counted = (1 + KEEP) / (1 - KEEP) * (1 - KEEP**self.count) / (1 + KEEP**self.count)
-        error = math.sqrt(max(0.0, self._squared / self._weight() - mean**2) / max(counted - 1.0, 1.0))
-        return variance / error if mean < error else None
+        squared = self._squared / (1 - KEEP**self._squares)
+        counted = (1 + KEEP) / (1 - KEEP) * (1 - KEEP**self._squares) / (1 + KEEP**self._squares)
+        error = math.sqrt(max(0.0, squared - mean * mean) / (counted - 1.0))
+        if not _ROUNDING * abs(mean) < error < math.inf or mean >= error:
+            return None
+        least = variance / (max(mean, 0.0) + _ERRORS * error)
+        return least if math.isfinite(least) else None
 
     @property
     def by_group(self) -> list[float | None]:
@@ -89,10 +101,12 @@ class Noise:
         return max(0.0, var / sqr) if self.count >= _FEWEST and sqr > 0 else None
 
     def state(self) -> dict[str, Any]:
-        return {"count": self.count, "sqr": self._sqr, "var": self._var, "squared": self._squared}
+        return {
+            "count": self.count, "sqr": self._sqr, "var": self._var, "squares": self._squares, "squared": self._squared
+        }  # fmt: skip
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.count = int(state["count"])
         self._sqr, self._var = [float(one) for one in state["sqr"]], [float(one) for one in state["var"]]
-        # Checkpoints of earlier versions do not have it: as if every look had been the mean, so no bound for a while.
-        self._squared = float(state.get("squared", sum(self._sqr) ** 2))
+        # Checkpoints of earlier versions do not have these.
+        self._squares, self._squared = int(state.get("squares", 0)), float(state.get("squared", 0.0))

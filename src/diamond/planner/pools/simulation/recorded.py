@@ -24,9 +24,10 @@ from diamond.planner.pools.trained import AtOwnBatch, Window
 SUCCEEDED = "SUCCEEDED"
 _LOSSES = frozenset({Reason.NODE_FAIL, Reason.PREEMPTED, Reason.LOST})
 _LONGEST_STOP_S = 3600.0
-# A training tells of itself more often than that; and the end of a node is noticed for all that ran there at once.
+# A training tells of itself more often than that. The end of a node is noticed within so long, for all in it at once.
 _TELLS_S = 15.0
 _NOTICED_S = 30.0
+_AT_ONCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,22 +199,26 @@ def _telling(task: TaskRecord) -> list[float]:
 
 
 def _stopping(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[float]:
-    """Where a job went on at what was saved, that was reached at some moment; the rest of its time was the stop."""
-    return [
-        _after(job, then.first_samples, rates)
-        for job, then in pairwise(task.jobs)
-        if job.reason == Reason.CONTINUED and then.first_samples is not None and job.last_at is not None
-    ]
+    return [stopping_s for _, stopping_s in _stops(task, rates)]
 
 
 def _heeding(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[float]:
     """Of jobs that trained when they were asked to stop."""
     return [
-        max(0.0, job.ended_at - job.stop_asked_at - _after(job, then.first_samples, rates))
-        for job, then in pairwise(task.jobs)
-        if job.reason == Reason.CONTINUED and then.first_samples is not None and job.last_at is not None
+        min(max(0.0, job.ended_at - job.stop_asked_at - stopping_s), _LONGEST_STOP_S)
+        for job, stopping_s in _stops(task, rates)
         if job.ended_at is not None and job.stop_asked_at is not None
         if job.first_at is not None and job.first_at <= job.stop_asked_at
+    ]
+
+
+def _stops(task: TaskRecord, rates: dict[tuple[int, int], float]) -> list[tuple[JobRecord, float]]:
+    """Jobs that were stopped and gone on with: where that was at what was saved, and that was reached at some moment,
+    the rest of a job's time was the stop."""
+    return [
+        (job, _after(job, then.first_samples, rates))
+        for job, then in pairwise(task.jobs)
+        if job.reason == Reason.CONTINUED and then.first_samples is not None and job.last_at is not None
     ]
 
 
@@ -282,10 +287,11 @@ def node_times(record: PoolRecord) -> list[NodeTime]:
 
 
 def _node_time(number: int, node: NodeRecord, record: PoolRecord, *, stays: bool) -> NodeTime:
-    lost = node.reason in _LOSSES and not stays
     ended_at = math.inf if stays or node.ended_at is None else node.ended_at
-    if lost:  # what a scheduler says of a node's end is when it noticed; the pool heard of it with the jobs in it
-        ended_at = max((job.ended_at for job in _lost_with(record, ended_at) if job.ended_at), default=ended_at)
+    silent_at = lost_at = math.inf
+    if node.reason in _LOSSES and ended_at < math.inf:
+        ended_at, silent_at = _lost(record, node.began_at, ended_at)
+        lost_at = ended_at
     leaving_at = ended_at
     if node.walltime_s is not None and node.ended_at is not None and not stays:
         leaving_at = min(leaving_at, node.began_at + node.walltime_s - leave_s(node.walltime_s))
@@ -294,27 +300,26 @@ def _node_time(number: int, node: NodeRecord, record: PoolRecord, *, stays: bool
         slots=node.slots,
         began_at=node.began_at,
         leaving_at=leaving_at,
-        lost_at=ended_at if lost else math.inf,
-        silent_at=_silent_at(record, ended_at) if lost else math.inf,
+        lost_at=lost_at,
+        silent_at=silent_at,
     )
 
 
-def _lost_with(record: PoolRecord, lost_at: float) -> list[JobRecord]:
-    """Jobs that ended with a node."""
-    return [
-        job
+def _lost(record: PoolRecord, began_at: float, ended_at: float) -> tuple[float, float]:
+    """When the pool heard that a node was lost, and when it had really gone.
+
+    A scheduler takes a while to notice, and dates the end to when it did; the pool hears of it with the jobs in it. The
+    last that was heard of these is when the node was there; of one that never said anything, its start.
+    """
+    jobs = [
+        (job.ended_at, job.started_at if job.last_at is None else job.last_at)
         for task in record.tasks
         for job in task.jobs
-        if job.started_at is not None and job.started_at < lost_at and job.reason in _LOSSES
-        if job.ended_at is not None and abs(job.ended_at - lost_at) < _NOTICED_S
+        if job.reason in _LOSSES and job.started_at is not None and began_at <= job.started_at < ended_at
+        if job.ended_at is not None and abs(job.ended_at - ended_at) < _NOTICED_S
     ]
-
-
-def _silent_at(record: PoolRecord, lost_at: float) -> float:
-    """When a node that was found to be lost had really gone: a scheduler takes a while to notice.
-
-    The last that was heard of the jobs that ended with it; of one that never said anything, its start.
-    """
-    heard = [job.last_at or job.started_at or 0.0 for job in _lost_with(record, lost_at)]
-    last = max(heard, default=lost_at)
-    return last if lost_at - last > _TELLS_S else lost_at
+    if not jobs:
+        return ended_at, ended_at
+    heard_at = min((end for end, _ in jobs), key=lambda end: abs(end - ended_at))
+    last = max(last for end, last in jobs if abs(end - heard_at) < _AT_ONCE_S)
+    return heard_at, last if heard_at - last > _TELLS_S else heard_at

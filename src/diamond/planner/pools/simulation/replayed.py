@@ -11,7 +11,7 @@ from diamond.planner.pools.pace import ENDING_S, HANDOVER_S, free_bounds
 from diamond.planner.pools.profiles import Prior
 from diamond.planner.pools.simulation.recorded import Truth
 from diamond.planner.pools.snapshot import Placement, Speed
-from diamond.planner.pools.trained import Window
+from diamond.planner.pools.trained import Window, is_known
 
 _A_MOMENT_S = 1e-6  # what is left of a task that is done is not always nothing, in floating point
 
@@ -194,4 +194,4 @@ def bounds(task: Replayed, prior: Prior | None, per_node: int, most: int) -> tup
     if not record.is_free:
         return record.least, record.most
     tried = max((window.slots for window in task.windows.values()), default=0)
-    return free_bounds(tried, per_node, most, is_known=prior is not None and prior.times is not None)
+    return free_bounds(tried, per_node, most, is_known=is_known(prior))

@@ -241,8 +241,7 @@ class Rounds:
         windows = tuple(task.windows.values())
         prior = self._profiles.similar(keys, None if windows else live.pasts)
         low, high = bounds(task, prior, self._per_node, self._most)
-        known = next((self._batches[key] for key in keys if key in self._batches), None)
-        batch = None if windows else known or live.batch(keys)
+        batch = None if windows else live.batch(keys, self._batches)
         speed = self._speed(task, windows, prior, batch)
         usual = prior.restart_s if prior is not None else None
         return Demand(
