@@ -87,10 +87,18 @@ class Site:
         return found
 
     def measure(
-        self, job_id: str, step: int, *, slots: int, nodes: int = 1, step_s: float, ahead_s: float = 0.0
+        self,
+        job_id: str,
+        step: int,
+        *,
+        slots: int,
+        nodes: int = 1,
+        step_s: float,
+        ahead_s: float = 0.0,
+        batch: int = 64,
     ) -> None:
         line = {"t": self.clock() + ahead_s, "step": step, "until": 100_000, "steps": 10, "step_s": step_s,
-                "samples_per_s": 64 / step_s, "world": slots, "nodes": nodes, "global_batch": 64}  # fmt: skip
+                "samples_per_s": batch / step_s, "world": slots, "nodes": nodes, "global_batch": batch}  # fmt: skip
         raw = json.dumps(line).encode() + b"\n"
         offset = self.sent.get(job_id, 0)
         chunk = StreamChunk.of(job_id, "train", offset, raw)
@@ -148,27 +156,6 @@ def test_nothing_said_means_that_diamond_picks(site: Site) -> None:
     larger = site.order(task_id)
     assert larger is not None and larger.place is not None and larger.place.slots > 1
     assert larger.spec.ranks_per_node == larger.place.slots
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_a_task_that_runs_speaks_for_those_like_it(site: Site) -> None:
-    """Same command, other numbers: the second knows from the first, which is not over, what more slots bring."""
-    site.pool(nodes="2")
-    site.hold(2)
-    first = site.launch(run="python train.py --lr 0.1", name="first")
-    other = site.launch(run="python other.py", name="other")
-    site.round()
-    order = site.order(first)
-    assert order is not None and order.place is not None and order.place.slots == 1
-    site.run(order.job_id)
-    site.measure(order.job_id, 100, slots=1, step_s=1.2)
-    second = site.launch(run="python train.py --lr 0.2", name="second")
-    unlike = site.launch(run="python unlike.py", name="unlike")
-    site.round()
-    placed = {
-        name: order.place.slots for name in (second, unlike, other) if (order := site.order(name)) and order.place
-    }
-    assert placed[second] > 1 and placed[unlike] == placed[other] == 1, placed
 
 
 def test_slots_are_given_and_taken(site: Site) -> None:

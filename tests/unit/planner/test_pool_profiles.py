@@ -91,6 +91,16 @@ def test_tasks_that_are_not_over_speak_where_none_that_is_over_does() -> None:
     assert known(profiles, KEYS) is profiles.similar(KEYS, live), "who is over knows better"
 
 
+def test_what_differs_in_a_less_specific_key_is_not_worked_out_again_and_again() -> None:
+    profiles = Profiles()
+    names = [["code", "command", f"name {number}"] for number in range(3)]
+    for keys in names:
+        profiles.learn(keys, measured())
+    first = [profiles.similar(keys) for keys in names]
+    assert len({id(prior) for prior in first}) == 3
+    assert all(one is two for one, two in zip(first, [profiles.similar(keys) for keys in names], strict=True))
+
+
 def test_a_new_task_is_known_on_many_gpus_after_one_measurement_on_one() -> None:
     profiles = Profiles()
     profiles.learn(KEYS, measured())

@@ -297,3 +297,24 @@ def replayed(record: PoolRecord) -> Agreement | InvalidInput:
         return replay(record, Goodput())
     except InvalidInput as error:
         return error
+
+
+def test_a_loss_is_that_of_the_nearest_jobs() -> None:
+    """A job of the first node, heard of last at 61 s, ends at 112 s; one of the second, at 70 s, ends at 150 s."""
+    tasks = []
+    for number, (last, end) in enumerate(((61.0, 112.0), (70.0, 150.0)), start=1):
+        lost = JobRecord(asked_at=0.0, started_at=1.0, ended_at=end, slots=1, nodes=1, last_at=last, reason="NODE_FAIL")
+        whole = task(number, at=200.0, slots=1)
+        tasks.append(replace(whole, submitted_at=0.0, jobs=(lost, *whole.jobs)))
+    gone = (NodeRecord(began_at=0.0, ended_at=end, slots=1, reason="NODE_FAIL") for end in (100.0, 160.0))
+    found = node_times(pool(*tasks, nodes=(*gone, NodeRecord(began_at=0.0, slots=2))))
+    assert [(one.lost_at, one.silent_at) for one in found[:2]] == [(112.0, 61.0), (150.0, 70.0)]
+
+
+def test_a_loss_is_not_that_of_a_job_from_before_the_node() -> None:
+    lost = JobRecord(asked_at=0.0, started_at=1.0, ended_at=80.0, slots=1, nodes=1, reason="NODE_FAIL")
+    whole = task(at=200.0)
+    young = NodeRecord(began_at=100.0, ended_at=105.0, slots=2, reason="NODE_FAIL")
+    held = (young, NodeRecord(began_at=0.0, slots=2))
+    made = replace(whole, submitted_at=0.0, jobs=(lost, *whole.jobs))
+    assert node_times(pool(made, nodes=held))[0].lost_at == 105.0
