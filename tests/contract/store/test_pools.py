@@ -87,15 +87,7 @@ class Site:
         return found
 
     def measure(
-        self,
-        job_id: str,
-        step: int,
-        *,
-        slots: int,
-        nodes: int = 1,
-        step_s: float,
-        ahead_s: float = 0.0,
-        batch: int = 64,
+        self, job_id: str, step: int, *, slots: int, step_s: float, nodes: int = 1, ahead_s: float = 0, batch: int = 64
     ) -> None:
         line = {"t": self.clock() + ahead_s, "step": step, "until": 100_000, "steps": 10, "step_s": step_s,
                 "samples_per_s": batch / step_s, "world": slots, "nodes": nodes, "global_batch": batch}  # fmt: skip
