@@ -215,7 +215,7 @@ def test_that_a_task_makes_room_is_told_as_a_decision_with_its_reason(site: Site
     assert asked is not None and asked.desired is Desired.YIELD and site.order(urgent) is None
     newest = pools.get(site.ctx, site.user_id, "p").decisions[0]
     assert (newest.task_name, newest.slots, newest.before) == ("first", 0, order.place.slots)
-    assert newest.reason
+    assert "tasks of higher priority come first" in newest.reason
     site.end(order.job_id, Reason.CONTINUED)
     site.round()
     newest = pools.get(site.ctx, site.user_id, "p").decisions[0]

@@ -50,6 +50,7 @@ class _Words:
         self._ends = _ends(snapshot, ledger, pool, table, placed)
         self._free = {kind: int(total) for kind, total in zip(pool.kinds, pool.total, strict=True)}
         self._holds: dict[str, int] = {}
+        self._highest = max((demand.priority for demand in snapshot.demands if placed.get(demand.id)), default=0)
         owners = {demand.id: demand.owner for demand in snapshot.demands}
         for name, placement in placed.items():
             number = sum(one for _, one in placement)
@@ -114,8 +115,10 @@ class _Words:
         quota = self._snapshot.quotas.get(demand.owner)
         if quota is not None and self._holds.get(demand.owner, 0) + least > quota:
             return f"{head}: its owner holds {self._holds.get(demand.owner, 0)} of {gpus(quota)} allowed"
-        do = "does" if least == 1 else "do"
-        return f"{head}: the {gpus(least)} it needs {do} more for others{self._when(kinds, least)}{self._turn(demand)}"
+        cause = f"the {gpus(least)} it needs {'does' if least == 1 else 'do'} more for others"
+        if self._highest > demand.priority:
+            cause = "tasks of higher priority come first"
+        return f"{head}: {cause}{self._when(kinds, least)}{self._turn(demand)}"
 
     def _unable(self, demand: Demand) -> str:
         """Why there is nothing to choose from for a task; worked out once for all that are alike."""
