@@ -281,8 +281,10 @@ class PoolTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolDecision:
-    """One change: a task was given another number of slots, none to make room, and why. `number`: the task's, as
-    `PoolTask` has it."""
+    """One change: a task was given another number of slots, or none to make room for others, and why.
+
+    `number`: the task's, as `PoolTask` has it.
+    """
 
     at: float
     task_id: str
