@@ -52,7 +52,7 @@ def waiting_text(task: Task, now: float | None = None) -> str:
         return ""
     if task.next_attempt_at:
         return next_text(task.next_attempt_at, now)
-    reason = render.clean(task.pending_reason)
+    reason = render.clean(task.pending_reason).removeprefix("waits: ")
     said = [reason if not reason or reason.startswith("waiting") else f"waiting: {reason}"]
     said += [render.expected(task.expected_start_at, now)] if task.expected_start_at else []
     return "; ".join(filter(None, said))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from diamond.cli import render
+from diamond.core import training_words
 from diamond.core.pools import Pilot, Pool, PoolDecision, PoolTask
 
 _DECISIONS = 10
@@ -146,7 +147,7 @@ def _rate(task: PoolTask) -> str:
     if task.goodput is None:
         return ""
     ratio = f" ({times(task.goodput / task.alone)})" if task.alone else ""
-    return f"{render.number(task.goodput)}{ratio}"
+    return f"{training_words.rate(task.goodput)}{ratio}"
 
 
 def _steps(task: PoolTask) -> str:

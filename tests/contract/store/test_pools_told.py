@@ -220,3 +220,29 @@ def test_that_a_task_makes_room_is_told_as_a_decision_with_its_reason(site: Site
     site.round()
     newest = pools.get(site.ctx, site.user_id, "p").decisions[0]
     assert (newest.task_name, newest.slots, newest.before) == ("urgent", 4, 0)
+
+
+def test_a_task_that_a_closed_pool_leaves_over_says_so_and_not_that_it_is_due(site: Site) -> None:
+    site.pool(nodes="1")
+    site.hold()
+    task = site.launch(resources={"accelerators": "A100:1..4"})
+    site.round()
+    order = site.order(task)
+    assert order is not None and order.place is not None
+    site.run(order.job_id)
+    site.measure(order.job_id, 100, slots=order.place.slots, step_s=1.2)
+    pools.close(site.ctx, site.user_id, "p")
+    site.round()
+    site.end(order.job_id, Reason.CONTINUED)
+    site.round()
+    left = site.task(task)
+    assert left.next_attempt_at is None and left.pending_reason is not None and "is closed" in left.pending_reason
+
+
+def test_a_task_that_leaves_its_size_open_is_told_with_what_it_may_have(site: Site) -> None:
+    site.pool(nodes="1")
+    site.hold()
+    site.launch()
+    site.round()
+    (task,) = pools.get(site.ctx, site.user_id, "p").tasks
+    assert (task.slots, task.least, task.most, task.resizable, task.step) == (1, 1, 4, False, None)

@@ -212,3 +212,21 @@ def test_what_was_measured_on_a_shape_is_believed_over_the_model() -> None:
     times = StepTimes.fit(known + odd)
     assert times.step_s(FOUR, 48) == pytest.approx(1.3 * truth.step_s(FOUR, 48), rel=0.1)
     assert error(times, truth, TWO, 48) < 0.1
+
+
+@pytest.mark.parametrize("times", [15.0, 1.0 / 15.0])
+def test_what_a_task_measures_of_itself_outweighs_those_like_it(times: float) -> None:
+    """The same command with a much larger model: its own step is believed, and how it scales is taken over."""
+    one, two, four = Shape("a", 1, 1), Shape("a", 1, 2), Shape("a", 1, 4)
+    usual = [
+        Measurement(shape, 64 // shape.gpus, math.nan, 0.5 / shape.gpus + 0.02 * (shape.gpus > 1))
+        for shape in (one, two, four)
+    ]
+    prior = StepTimes.fit([each for _ in range(8) for each in usual]).widened(0.05, 0.025)
+    own = usual[1]._replace(step_s=times * usual[1].step_s)
+    found = StepTimes.fit([own], prior)
+    assert found.step_s(two, 32) == pytest.approx(own.step_s, rel=0.1)
+    for shape, like in ((one, usual[0]), (four, usual[2])):
+        assert found.step_s(shape, 64 // shape.gpus) == pytest.approx(times * like.step_s, rel=0.35)
+    near = StepTimes.fit([own._replace(step_s=1.1 * usual[1].step_s)], prior)
+    assert near.doubt(four, 16) < 1.5 * prior.doubt(four, 16), "what is not far off changes little"

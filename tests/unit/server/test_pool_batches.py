@@ -66,7 +66,7 @@ def told(spec: TaskSpec = SPEC, wish: int | None = None, *, is_news: bool = True
             {"until_samples": None},
             "batch 512: it follows the ranks; its end is counted in steps, which a larger one makes later",
         ),
-        (None, {"grows": False}, 'batch 512: its script keeps it (batch="grow" lets Diamond choose)'),
+        (None, {"grows": False}, 'batch 512: it stays as it began (batch= names it, batch="grow" lets Diamond choose)'),
         (None, {"grows": None}, "batch 512: as its program has it"),
         (None, {"global_batch": None}, ""),
     ],

@@ -77,7 +77,8 @@ class _Words:
             return f"grows from {now.gpus} to {gpus(number)}, to see how fast it is there, for {cost}{tail}"
         if number > now.gpus:
             return f"grows from {now.gpus} to {gpus(number)}{_times(ratio)}, worth {cost}{tail}"
-        return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; what it gives up does more for others{tail}"
+        why = "fewer are faster for it" if ratio > 1.0 else "what it gives up does more for others"
+        return f"shrinks from {now.gpus} to {gpus(number)}{_times(ratio)}; {why}{tail}"
 
     def _promise(self, demand: Demand) -> str:
         if demand.load is not None:

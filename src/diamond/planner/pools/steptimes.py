@@ -53,6 +53,11 @@ LEAST_NOISE = 0.01
 TAILS = 4.0
 # What one shape may well have of its own.
 SHAPE_NOISE = 0.3
+# A prior that is off by more than so many standard deviations is of a task of another size: its level is not believed,
+# and the rest of it less. Nobody's model is further off than the last number.
+OTHER_SIZE = 4.0
+OTHER_SD = 0.3
+FARTHEST_OFF = math.log(1e4)
 # Repeats of one measurement share what the model gets wrong there.
 MOST_REPEATS = 8.0
 SHORTEST_S, LONGEST_S = 1e-6, 1e6
@@ -125,7 +130,10 @@ class StepTimes:
         usable = merged(measurements)
         types = tuple(sorted({one.shape.gpu_type for one in usable} | set(prior.types if prior else ())))
         rows = _rows(usable, types)
-        mean, covariance = _start(rows, types) if prior is None else _continued(prior.widened(PRIOR_SD), types)
+        if prior is not None:
+            mean, covariance = _levelled(rows, *_continued(prior.widened(PRIOR_SD), types))
+        else:
+            mean, covariance = _start(rows, types)
         before = cls(types, mean, covariance, prior.noise if prior else NOISE, prior.seen if prior else {})
         return _fitted(rows, before) if usable else before
 
@@ -312,6 +320,20 @@ def _continued(prior: StepTimes, types: tuple[str, ...]) -> tuple[Vector, Vector
         start = COMMON + OF_TYPE * order.index(name)
         places += range(start, start + OF_TYPE)
     return mean[places], covariance[np.ix_(places, places)]
+
+
+def _levelled(rows: _Rows, mean: Vector, covariance: Vector) -> tuple[Vector, Vector]:
+    """A prior at the level of these measurements, where it is far off all of them: one that is believed so firmly that
+    it outweighs what a task measures of itself is worth nothing."""
+    known = rows.weights > 0
+    if not known.any():
+        return mean, covariance
+    found = _predicted(mean, rows)
+    off = float(np.median((rows.times - found.times)[known]))
+    doubt = float(np.median(np.sqrt(_variances(found.slopes, covariance)[known] + NOISE**2)))
+    if not OTHER_SIZE * doubt < abs(off) < FARTHEST_OFF:
+        return mean, covariance
+    return mean + off * _level(len(mean)), covariance + np.eye(len(mean)) * OTHER_SD**2
 
 
 def _secants(mean: Vector, covariance: Vector, rows: _Rows, found: _Prediction) -> Vector:

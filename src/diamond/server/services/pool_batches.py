@@ -82,7 +82,7 @@ def _batch(spec: TaskSpec, latest: Measure, batch: int, wish: int | None, growth
     if latest.grows is None:
         return f"batch {batch:,}: as its program has it"
     if not latest.grows:
-        return f'batch {batch:,}: its script keeps it (batch="grow" lets Diamond choose)'
+        return f'batch {batch:,}: it stays as it began (batch= names it, batch="grow" lets Diamond choose)'
     if GLOBAL_BATCH in spec.envs:
         return f"batch {batch:,}: {GLOBAL_BATCH} in its envs says so"
     if latest.until_samples is None:

@@ -174,6 +174,13 @@ def bounds(pool: PoolSpec, spec: TaskSpec, known: Known, prior: Prior | None) ->
     return free_bounds(tried, pool.slots_per_node, most, is_known=trained.is_known(prior))
 
 
+def widest(pool: PoolSpec, spec: TaskSpec) -> tuple[int, int]:
+    """At least and at most so many slots, as soon as enough is known of the task."""
+    if not pools.is_free(spec):
+        return pools.sizes(pool, spec)
+    return 1, pool.slots_per_node * pool.most_nodes
+
+
 def keys_of(name: str, spec: TaskSpec) -> list[str]:
     """What past tasks are known by: the same code, command and variables; the same command but for numbers in it; the
     same name."""

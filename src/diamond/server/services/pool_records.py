@@ -144,9 +144,7 @@ class _Tasks:
         task, spec = member.task, member.spec
         known = pool_demands.known_of(self._ctx, State(self._pool, self._spec, [], [member]))[task.id]
         is_free = pools.is_free(spec)
-        least, most = pool_demands.bounds(self._spec, spec, pool_demands.Known(), None)
-        if is_free:
-            most = self._spec.slots_per_node * self._spec.most_nodes
+        least, most = pool_demands.widest(self._spec, spec)
         latest = known.latest
         jobs = tuple(self._job(job) for job in member.jobs if job.place)
         return TaskRecord(

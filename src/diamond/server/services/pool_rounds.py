@@ -368,6 +368,7 @@ def _say_why(fresh: Round, member: Member, plan: dict[str, Any], wanted: dict[st
 
 
 def _wait(fresh: Round, member: Member, why: str) -> None:
+    member.task.next_attempt_at = None  # that time has come: it waits for something else now
     if member.task.pending_reason != why:
         member.task.pending_reason = why[:1000]
         fresh.topics |= {f"task:{member.task.id}", "events"}

@@ -150,7 +150,7 @@ def _task(
 
     plan, task, place = state.pool.plan, member.task, member.place
     known = pool_demands.known_of(ctx, State(state.pool, state.spec, [], [member]))[task.id]
-    low, high = pool_demands.bounds(state.spec, member.spec, known, None)
+    low, high = pool_demands.widest(state.spec, member.spec)
     estimate = plan.get("estimates", {}).get(task.id, {})
     goodput = estimate.get("goodput") if estimate.get("known") else None
     left, latest = estimate.get("left"), known.latest
