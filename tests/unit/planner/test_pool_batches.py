@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diamond.planner.pools.batches import Batch, Limits, Noise, best_batch, best_batches, learning_rate_scale
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.snapshot import Shape
 from diamond.planner.pools.speeds import Estimated, Fixed, Linear
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 ONE, FOUR, EIGHT = Shape("a", 1, 1), Shape("a", 1, 4), Shape("a", 2, 8)
 

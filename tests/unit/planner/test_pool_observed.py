@@ -6,10 +6,11 @@ import pytest
 
 from diamond.planner.pools import observed
 from diamond.planner.pools.batches import Limits, Noise
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.observed import Observed
 from diamond.planner.pools.profiles import Profiles
 from diamond.planner.pools.snapshot import Shape
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 ONE, FOUR, EIGHT = Shape("a", 1, 1), Shape("a", 1, 4), Shape("a", 2, 8)
 LIMITS = Limits(reference=64, largest=4096, per_gpu=(8, 256))

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from diamond.planner.pools.batches import Noise
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.profiles import MOST_MEASUREMENTS, Prior, Profiles, past_of
 from diamond.planner.pools.snapshot import Shape
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 ONE, FOUR, EIGHT = Shape("a", 1, 1), Shape("a", 1, 4), Shape("a", 2, 8)
 KEYS = ["code+model+data", "code+model", "template"]

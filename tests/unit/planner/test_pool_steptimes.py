@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.snapshot import Shape
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 ONE, TWO, FOUR = Shape("a", 1, 1), Shape("a", 1, 2), Shape("a", 1, 4)
 PAIR, EIGHT, SIXTEEN = Shape("a", 2, 2), Shape("a", 2, 8), Shape("a", 4, 16)

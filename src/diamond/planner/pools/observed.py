@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from diamond.planner.pools.batches import Batch, Limits, Noise, best_batch
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.profiles import Past, Prior, Profiles, past_of
 from diamond.planner.pools.snapshot import Shape, Speed, Work
 from diamond.planner.pools.speeds import Estimated, Linear
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 # Changes (of the logarithm) from which on something is new: samples on a GPU, and the gradient's noise.
 OTHER_BATCH = 0.1

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diamond.planner.pools.batches import Noise
+from diamond.planner.pools.measurements import Measurement, Merged, merged
 from diamond.planner.pools.snapshot import Shape, Work
-from diamond.planner.pools.steptimes import Measurement, Merged, StepTimes, merged
+from diamond.planner.pools.steptimes import StepTimes
 
 TASKS_A_KEY = 8
 MOST_KEYS = 5000

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diamond.planner.pools.measurements import Measurement, merged
 from diamond.planner.pools.snapshot import Shape
 
 Vector = NDArray[np.float64]
@@ -60,26 +61,9 @@ OTHER_SD = 0.3
 FARTHEST_OFF = math.log(1e4)
 # Repeats of one measurement share what the model gets wrong there.
 MOST_REPEATS = 8.0
-SHORTEST_S, LONGEST_S = 1e-6, 1e6
-MOST_SAMPLES = 10**9
 FIRST_NOISE = 0.5  # before anything is fitted, all is far off
 ROUNDS, STEPS, CLOSE = 6, 5, 1e-3
 FARTHEST, FAR_ABOVE = 40.0, 1.5  # of any parameter; in standard deviations
-
-
-class Measurement(NamedTuple):
-    """Times of one task on one shape.
-
-    Attributes:
-        per_gpu: samples on each GPU.
-        compute_s: forward and backward of these without synchronisation, as in a pass of gradient accumulation.
-        step_s: a whole step with synchronisation.
-    """
-
-    shape: Shape
-    per_gpu: int
-    compute_s: float
-    step_s: float
 
 
 class Terms(NamedTuple):
@@ -220,44 +204,6 @@ def _growth(parameter: float, gpus: int) -> float:
 def _level(size: int) -> Vector:
     """The direction in which all times grow together."""
     return np.isin(np.arange(size), [CONSTANT, SLOPE, WITHIN]).astype(np.float64)
-
-
-class Merged(NamedTuple):
-    """Measurements of one shape and batch: their medians, and how many they were."""
-
-    shape: Shape
-    per_gpu: int
-    compute_s: float
-    step_s: float
-    repeats: int
-
-
-def merged(measurements: Iterable[Measurement]) -> list[Merged]:
-    """Medians by shape and batch, with how many they are of; NaN for a time nobody measured.
-
-    What cannot be is left out. Sorted, so that the order in which measurements arrive changes nothing.
-    """
-    found: dict[tuple[Shape, int], list[tuple[float, float]]] = {}
-    for one in measurements:
-        shape = Shape(*one.shape)
-        sane = shape.gpus >= 1 and 1 <= shape.nodes <= shape.gpus and 1 <= one.per_gpu <= MOST_SAMPLES
-        compute, step = _time(one.compute_s), _time(one.step_s)
-        torn = step < 0.5 * compute
-        if sane and not torn and not (math.isnan(compute) and math.isnan(step)):
-            found.setdefault((shape, int(one.per_gpu)), []).append((compute, step))
-    return [
-        Merged(*key, _median([pair[0] for pair in pairs]), _median([pair[1] for pair in pairs]), len(pairs))
-        for key, pairs in sorted(found.items())
-    ]
-
-
-def _time(seconds: float) -> float:
-    return float(seconds) if SHORTEST_S <= seconds <= LONGEST_S else math.nan
-
-
-def _median(times: Iterable[float]) -> float:
-    there = [time for time in times if not math.isnan(time)]
-    return statistics.median(there) if there else math.nan
 
 
 def _rows(usable: Sequence[tuple[Shape, int, float, float, int]], types: tuple[str, ...]) -> _Rows:

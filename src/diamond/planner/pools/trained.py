@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diamond.planner.pools.batches import Limits, Noise
+from diamond.planner.pools.measurements import LONGEST_S, Measurement
 from diamond.planner.pools.profiles import Past, Prior, past_of
 from diamond.planner.pools.snapshot import Shape, Speed
 from diamond.planner.pools.speeds import Estimated, Linear
-from diamond.planner.pools.steptimes import LONGEST_S, Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 MOST_BATCH = 10**9
 # Where a training sets no bound itself: times its first batch, and times its noise scale, from where on samples are

@@ -10,12 +10,13 @@ from functools import lru_cache
 import numpy as np
 
 from diamond.planner.pools.batches import Batch, Noise
+from diamond.planner.pools.measurements import Measurement
 from diamond.planner.pools.profiles import Past, Prior, Profiles, past_of
 from diamond.planner.pools.simulation.applications import Application, Counts
 from diamond.planner.pools.simulation.running import counts_of
 from diamond.planner.pools.snapshot import Shape, Speed, Work
 from diamond.planner.pools.speeds import Estimated, Linear
-from diamond.planner.pools.steptimes import Measurement, StepTimes
+from diamond.planner.pools.steptimes import StepTimes
 
 SAID_DOUBT = 0.2  # of a speed that a user knows from earlier tasks
 LOOK_AGAIN = 0.05  # change of the gradient's noise, in its logarithm, from which on speeds are worked out anew
