@@ -279,7 +279,9 @@ def _check_fits(row: PoolRow, spec: TaskSpec) -> None:
     if needs.infra is not None and needs.infra != pool.endpoint:
         raise InvalidInput(f"pool {row.name!r} is at {pool.endpoint}", hint="leave infra out", field="resources.infra")
     if needs.accelerators and not pool.has_gpus:
-        raise InvalidInput(f"pool {row.name!r} has no GPUs", hint='say resources: {slots: "1..4"}', field=at)
+        most = pool.slots_per_node * pool.most_nodes
+        range_ = f"1..{most}" if most > 1 else "1"
+        raise InvalidInput(f"pool {row.name!r} has no GPUs", hint=f'say resources: {{slots: "{range_}"}}', field=at)
     if needs.gpu_type is not None and pool.kind.lower() not in (needs.gpu_type.lower(), "gpu"):
         raise InvalidInput(f"pool {row.name!r} has {pool.kind}s", hint="name these, or gpu for any", field=at)
     if spec.num_nodes > pool.most_nodes:
@@ -291,16 +293,16 @@ def _check_fits(row: PoolRow, spec: TaskSpec) -> None:
             field="num_nodes",
         )
     low = least(spec)
-    if not _lies_evenly(pool.slots_per_node, low, spec):
-        raise InvalidInput(
-            f"{low} slots do not lie evenly on nodes of {pool.slots_per_node}",
-            hint=f"ask for at most {pool.slots_per_node}, or for a multiple of that",
-            field=at,
-        )
     if low > pool.slots_per_node * pool.most_nodes:
         raise InvalidInput(
             f"pool {row.name!r} has at most {pool.slots_per_node * pool.most_nodes} slots, the task needs {low}",
             hint="ask for fewer, or let the pool have more nodes",
+            field=at,
+        )
+    if not _lies_evenly(pool.slots_per_node, low, spec):
+        raise InvalidInput(
+            f"{low} slots do not lie evenly on nodes of {pool.slots_per_node}",
+            hint=f"ask for at most {pool.slots_per_node}, or for a multiple of that",
             field=at,
         )
 
