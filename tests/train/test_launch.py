@@ -232,6 +232,8 @@ def test_ranks_go_on_when_nobody_reads_their_output(start: Start, tmp_path: Path
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stop_signals_reach_every_rank(start: Start, number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # the tests run under nohup, which the launcher would respect
+        signal.signal(number, signal.SIG_DFL)
     code = f"""
 def stop(number, frame):
     say(f"got {{number}}")
