@@ -4,14 +4,15 @@
 
 The folder holds the public data of Pollux (pollux/traces, pollux/workloads), Sia (sia/traces, sia/workloads) and a log
 of Slurm (mirage/ls6-a100.log), which are not part of Diamond. Of the log, a thousand jobs are taken from three places,
-on as many nodes as the largest of them needs: these cannot be resized, only ordered. One workload is run again in
-trouble: with nodes that fail or are slow, tasks that come in bursts, users who are wrong about their work.
+on as many nodes as the largest of them needs: these cannot be resized, only ordered. On that log our policy also runs
+without its promise of a turn after half an hour ("no turns"), since `srtf` and `tiresias` promise none. One workload is
+run again in trouble: with nodes that fail or are slow, tasks that come in bursts, users who are wrong about their work.
 
 All policies run in Diamond's own simulator, with every move charged its restart. Speeds are estimated from what a
 task's own steps measured, with noise of 5 %; "warm" adds the profiles of tasks of the same application that ended
 before. Each user says how much work a task is, off by a factor whose logarithm has a standard deviation of 0.2. What is
 random is drawn anew for each seed. What is done is written workload by workload; `--add` keeps what was recorded of
-others, as long as the policies are the same.
+other workloads and of decisions, and notes which planner they are of where it has changed since.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import random
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, Bench, Figure, median
 from diamond import planner
 from diamond.planner.pools.policies import named
+from diamond.planner.pools.policies.goodput import Goodput
 from diamond.planner.pools.simulation import (
     Failure,
     in_bursts,
@@ -40,12 +43,15 @@ from diamond.planner.pools.simulation import (
 )
 from diamond.planner.pools.simulation.applications import ANY
 from diamond.planner.pools.simulation.workloads import Arrival
-from diamond.planner.pools.snapshot import Demand, Node, Shape, Snapshot, Work
+from diamond.planner.pools.snapshot import Demand, Node, Policy, Shape, Snapshot, Work
+from diamond.planner.pools.valuing import Taste
 
 FOLDER = "DIAMOND_BENCH_TRACES"
 OURS = "diamond"
+NO_TURNS = f"{OURS}, no turns"
 POLICIES = (OURS, "pollux", "sia", "tiresias", "srtf", "fifo")
 SIZES = ((160, 64, 100.0), (1000, 512, None), (5000, 2048, 2000.0))  # tasks, GPUs, milliseconds at most
+OF_PLANNER = "of planner"
 SAVED = {"pollux": 20.0, "sia": 15.0}  # percent of mean completion, against the policy of that suite
 
 
@@ -66,7 +72,7 @@ POOLS = {
 }
 BURST_S = 3600.0
 LOG, OF_LOG = "mirage/ls6-a100.log", 1000
-RIGID = (OURS, "tiresias", "srtf", "fifo")  # policies that do not need to resize
+RIGID = (OURS, NO_TURNS, "tiresias", "srtf", "fifo")  # policies that do not need to resize
 TROUBLED = "pollux-6"
 TROUBLES = ("failing nodes", "slow nodes", "bursts", "wrong estimates")
 WORKLOADS = {
@@ -117,13 +123,17 @@ def replay(order: Order) -> dict[str, float]:
     applications = read(data / order.suite / "traces", names) if names else {}
     nodes = POOLS.get(order.workload, POOLS[order.suite])
     outcome = simulate(
-        arrivals, named(order.policy), nodes, applications=applications,
+        arrivals, _policy(order.policy), nodes, applications=applications,
         knowledge=order.knowledge, noise=0.05, seed=order.seed, declared=True,  # type: ignore[arg-type]
         declared_error=1.0 if trouble == "wrong estimates" else 0.2,
         failures=_failures(trouble, nodes, order.seed), probed=order.suite == "sia", decision_s=30.0,
     )  # fmt: skip
     assert outcome.summary()["tasks"] == len(arrivals), "a task was lost"
     return outcome.summary()
+
+
+def _policy(name: str) -> Policy:
+    return Goodput(Taste(wait_s=math.inf)) if name == NO_TURNS else named(name)
 
 
 def _failures(trouble: str, nodes: tuple[Node, ...], seed: int) -> tuple[Failure, ...]:
@@ -149,8 +159,9 @@ def compare(bench: Bench, chosen: argparse.Namespace) -> None:
 def _compare_on(bench: Bench, workload: str, chosen: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     orders = [
         Order(workload, policy, knowledge, seed, 30 if chosen.quick else None)
-        for policy in chosen.policies
+        for policy in (*chosen.policies, NO_TURNS)
         if _suite(workload) != "log" or policy in RIGID
+        if policy != NO_TURNS or (_suite(workload) == "log" and OURS in chosen.policies)
         for knowledge in (("estimated", "warm") if policy == OURS and _suite(workload) != "log" else ("estimated",))
         for seed in range(1 if chosen.quick else chosen.seeds)
     ]
@@ -252,15 +263,21 @@ def digest() -> str:
 
 
 def recorded(workloads: list[str], code: str) -> list[Figure]:
-    """Figures of other workloads than these, of the same policies."""
+    """Figures of decisions and of other workloads than these; those of other policies say so in their note."""
     document = json.loads((RESULTS / "scheduling.json").read_text())
-    if document["versions"].get("planner") != code:
-        raise SystemExit("--add: what is recorded is of other policies; measure all anew, without it")
-    return [
+    before = document["versions"].get("planner")
+    kept = [
         Figure(**{key: value for key, value in one.items() if key != "holds"})
         for one in document["figures"]
-        if one["name"].partition(": ")[0] not in {*workloads, "decision"}
+        if one["name"].partition(": ")[0] not in workloads
     ]
+    if before == code:
+        return kept
+    return [one if OF_PLANNER in one.note else replace(one, note=_noted(one.note, before)) for one in kept]
+
+
+def _noted(note: str, planner_digest: str) -> str:
+    return f"{note}; {OF_PLANNER} {planner_digest}".removeprefix("; ")
 
 
 def main() -> int:
@@ -278,9 +295,10 @@ def main() -> int:
         raise SystemExit(f"{FOLDER}: name the folder that holds pollux/ and sia/")
     code = digest()
     bench = Bench("scheduling", packages=("numpy", "scipy"), versions={"planner": code})
-    decide(bench, chosen)
     if chosen.add:
         bench.figures += recorded(chosen.workloads, code)
+    else:
+        decide(bench, chosen)
     compare(bench, chosen)
     return bench.finish(chosen)
 
