@@ -50,5 +50,5 @@ MAY_BE_LONGER = {"src/diamond/train/launch.py": 800}
 
 def test_no_file_has_grown_past_owning_one_thing() -> None:
     for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("testing/**/*.py")]:
-        limit = MAY_BE_LONGER.get(str(path.relative_to(ROOT)), 450)
+        limit = MAY_BE_LONGER.get(str(path.relative_to(ROOT)), 600)
         assert len(path.read_text().splitlines()) <= limit, f"{path} is too long: what does it own?"
