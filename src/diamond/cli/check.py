@@ -215,7 +215,7 @@ def _endpoints(client: Client) -> Iterator[Finding]:
         mend, since = "diamond up -d", "its agent never connected"
         if each.last_seen_at:
             since = f"offline since {render.since(each.last_seen_at)}"
-        if not local or each.access in ("revoked", "none"):
+        if not local or each.access in ("expired", "revoked", "none"):
             since, mend = _absence(each, since)
         warnings = each.usage.warnings if each.usage else ()
         if not each.online:
@@ -232,6 +232,8 @@ def _absence(endpoint: Endpoint, since: str) -> tuple[str, str]:
     line = f"diamond endpoint enroll {endpoint.name}"
     if endpoint.access == "revoked":
         return f"{since}; its token was revoked", f"to let it speak again: {line}"
+    if endpoint.access == "expired":
+        return f"{since}; its token has expired", f"to let it speak again: {line}"
     if endpoint.access == "code":
         return f"{since}; a code waits to be used", "paste the line that was printed on its login node, or: " + line
     if endpoint.access == "none":

@@ -12,6 +12,7 @@ from diamond.core.endpoints import Endpoint, EndpointUsage, FileSystem, Partitio
 
 _ACCESS = {
     "code": "its agent has not enrolled yet",
+    "expired": "its agent's token has expired, so the agent is not let in",
     "revoked": "withdrawn: its agent is not let in",
     "none": "no agent can speak for it",
 }

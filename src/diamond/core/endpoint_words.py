@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ def about(endpoint: Endpoint) -> list[tuple[str, str]]:
         ("Scheduler", f"{facts.scheduler.capitalize()} {version}".strip()),
         ("Host", f"{facts.os_user}@{facts.hostname}" if facts.hostname else facts.os_user),
         ("Agent", f"{facts.agent_version}, Python {facts.python}" if facts.agent_version else ""),
+        ("Agent token", _expiry(endpoint)),
         ("Architecture", facts.architecture),
         ("Size", size(facts)),
         ("GPUs", gpus(facts)),
@@ -63,6 +65,15 @@ def about(endpoint: Endpoint) -> list[tuple[str, str]]:
         ("Images in", facts.image_root),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _expiry(endpoint: Endpoint) -> str:
+    if endpoint.token_expires_at is None:
+        return ""
+    day = time.strftime("%Y-%m-%d", time.gmtime(endpoint.token_expires_at))
+    if endpoint.access == "expired":
+        return f"expired on {day}; enrol the agent again"
+    return f"valid until {day}; a connected agent renews it"
 
 
 def free_nodes(endpoint: Endpoint) -> list[FreeNodes]:

@@ -167,7 +167,10 @@ class Endpoint:
     last_seen_at: float | None = None
     facts: EndpointFacts | None = None
     usage: EndpointUsage | None = None
-    access: str = ""  # "enrolled"; "code": a code waits to be used; "revoked"; "none": neither token nor code
+    access: str = (
+        ""  # "enrolled"; "expired"; "revoked"; "code": a code waits to be used; "none": neither token nor code
+    )
+    token_expires_at: float | None = None  # of its agent's token, which is renewed while the agent talks
     owner: str = ""  # a user's name
     is_mine: bool = True
     shared_with: tuple[str, ...] = ()  # projects whose members may run tasks here; only those the user is in

@@ -180,6 +180,7 @@ def make_context(settings: Settings, db: Database, hub: Hub) -> Context:
         blobs=BlobStore(root / "blobs"),
         hub=hub,
         epoch=db.epoch(),
+        agent_token_s=settings.agent_token_days * 86_400.0,
         secret_keys=Keys(Path(settings.secret_key_file or root / FILE_NAME).expanduser(), settings.secret_key),
         identity=IdentityProviders(identity_file.load(settings) if settings.multi_user else None),
         allowances=Allowances(

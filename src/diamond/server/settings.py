@@ -82,6 +82,13 @@ class Settings(BaseSettings):
     login_token_days: float = Field(
         default=90.0, gt=0, le=3660, description="How long a token works that `diamond login` got, in days."
     )
+    agent_token_days: float = Field(
+        default=30.0,
+        gt=0,
+        le=3660,
+        description="How long an agent's token works, in days. An agent that talks to the server replaces its token "
+        "when half of that time is over; one that has been silent for longer must be enrolled again.",
+    )
     identity_file: str = Field(
         default="",
         description="File that says who may sign in, and with which identity providers. Default: "

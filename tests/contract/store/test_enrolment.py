@@ -13,7 +13,7 @@ from diamond.core.errors import Conflict, InvalidInput, NotFound, Unauthenticate
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
 from diamond.core.wire import Hello, JobReport, Report
-from diamond.server.services import agents, endpoints, enrolment, tasks, tokens
+from diamond.server.services import agents, bootstrap, endpoints, enrolment, tasks, tokens
 from diamond.server.services.context import Context
 from diamond.server.store.models import EnrolmentRow, TokenRow
 from testing.context import Clock
@@ -163,6 +163,64 @@ def test_rotation_leaves_a_working_token_at_every_step(ctx: Context, user_id: st
     assert not enrolment.wants_rotation(ctx, endpoint.id)
     with pytest.raises(Conflict):
         enrolment.accept_token(ctx, endpoint.id, token_hash(old))  # the dead do not rise
+
+
+def test_tokens_expire_unless_the_agent_renews_them(ctx: Context, user_id: str, clock: Clock) -> None:
+    endpoint, code = endpoints.create_with_code(ctx, user_id, "cluster")
+    first, second = new_token(), new_token()
+    enrolment.exchange(ctx, asked(code.code, first))
+    hello(ctx, endpoint.id)
+    shown = endpoints.get(ctx, user_id, "cluster")
+    assert shown.token_expires_at == clock() + ctx.agent_token_s
+    assert not enrolment.wants_new_token(ctx, endpoint.id)
+
+    clock.advance(ctx.agent_token_s / 2 + 1)
+    assert enrolment.wants_new_token(ctx, endpoint.id)
+    enrolment.accept_token(ctx, endpoint.id, token_hash(second))
+    # Until the new token has been used, the agent may have been killed with the old one in hand.
+    assert enrolment.wants_new_token(ctx, endpoint.id)
+    enrolment.confirm_token(ctx, endpoint.id, second)
+    assert not enrolment.wants_new_token(ctx, endpoint.id)
+
+    clock.advance(ctx.agent_token_s - 1)
+    assert holder(ctx, second) == endpoint.id
+    clock.advance(1)
+    with pytest.raises(Unauthenticated, match="has expired") as refused:
+        holder(ctx, second)
+    assert "endpoint enroll" in refused.value.hint
+    assert endpoints.get(ctx, user_id, "cluster").access == "expired"
+
+    third = new_token()
+    again = enrolment.renew_code(ctx, user_id, "cluster")
+    assert endpoints.get(ctx, user_id, "cluster").access == "code"
+    enrolment.exchange(ctx, asked(again.code, third))
+    assert holder(ctx, third) == endpoint.id
+    assert endpoints.get(ctx, user_id, "cluster").access == "enrolled"
+
+
+def test_a_token_handed_out_expires_too(ctx: Context, user_id: str, clock: Clock) -> None:
+    endpoint, token = endpoints.create(ctx, user_id, "cluster")
+    clock.advance(ctx.agent_token_s - 1)
+    assert holder(ctx, token) == endpoint.id
+    clock.advance(1)
+    with pytest.raises(Unauthenticated, match="has expired"):
+        holder(ctx, token)
+
+
+def test_the_embedded_agent_outlives_a_long_holiday(ctx: Context, user_id: str, clock: Clock) -> None:
+    first = bootstrap.prepare(ctx, embedded="holiday").agent_token_file
+    assert first is not None
+    old = first.read_text()
+    endpoint_id = holder(ctx, old)
+    assert endpoint_id is not None
+    hello(ctx, endpoint_id)
+    task, _ = tasks.create(ctx, user_id, {"run": "true", "resources": {"infra": "holiday"}})
+    assert agents.desired(ctx, endpoint_id, "", 0, HOME).orders
+    clock.advance(ctx.agent_token_s + 1)
+    bootstrap.prepare(ctx, embedded="holiday")
+    assert first.read_text() != old
+    assert holder(ctx, first.read_text()) == endpoint_id
+    assert not tasks.get(ctx, user_id, task.id).state.is_final  # its job may still run there
 
 
 def test_revoking_is_final_and_repeatable(ctx: Context, user_id: str) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import time
 import zipfile
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from diamond.core.enrolment import AGENT_PATH, CA_PATH, new_token, token_hash
 from diamond.server.auth import MAX_FAILURES
+from diamond.server.store.models import TokenRow
 from tests.unit.server.conftest import World
 
 INSTANCE = "agt_00000000a"
@@ -110,6 +113,27 @@ def test_rotation_waits_for_the_agent(world: World) -> None:
             assert (answer["rotated"], answer["online"], answer["enrolment"]) == (True, True, None)
             assert (await old.get("/api/v1/agent/me")).status_code == 401
             assert (await new.get("/api/v1/agent/me")).status_code == 200
+
+    world.run(test)
+
+
+def test_an_agent_is_told_to_renew_a_token_that_runs_out(world: World) -> None:
+    def expire_in(seconds: float) -> None:
+        expire = sa.update(TokenRow).where(TokenRow.hash == token_hash(world.agent_token))
+        with world.ctx.db.write() as session:
+            session.execute(expire.values(expires_at=time.time() + seconds))
+
+    async def test(_client: httpx.AsyncClient) -> None:
+        async with world.client(world.agent_token) as agent:
+            first = (await agent.get("/api/v1/agent/desired", params={"rotates": True})).json()
+            assert first["rotate"] is False
+            expire_in(14 * 86_400.0)
+            query = {"epoch": first["epoch"], "since": first["revision"], "rotates": True}
+            assert (await agent.get("/api/v1/agent/desired", params=query)).json()["rotate"] is True
+            expire_in(-1.0)
+            world.app.state.runtime.authenticator.forget()
+            answer = await agent.get("/api/v1/agent/me")
+            assert (answer.status_code, "has expired" in answer.text) == (401, True)
 
     world.run(test)
 

@@ -68,7 +68,7 @@ async def desired(
             if first:
                 await take_over(server, agent, runner)
             state = dataclasses.replace(state, shells=server.shells.orders(agent, known))
-        if rotates and await run_in_threadpool(enrolment.wants_rotation, server.ctx, agent):
+        if rotates and await run_in_threadpool(enrolment.wants_new_token, server.ctx, agent):
             state = dataclasses.replace(state, rotate=True)
         return state, bool(state.orders or state.shells or state.rotate) or news
 

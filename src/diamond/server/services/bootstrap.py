@@ -116,10 +116,12 @@ def _ensure_embedded(ctx: Context, name: str, user_id: str) -> Path:
     except OSError:
         token = ""
     if not _is_valid(ctx, token, endpoint_id=endpoint_id):
+        now = ctx.clock()
         with ctx.db.write() as session:
-            # Without its token the agent's home is a new one: nothing of an earlier home can be found again.
-            agents.release(ctx, session, session.get_one(EndpointRow, endpoint_id))
-            token = tokens.issue(session, now=ctx.clock(), endpoint_id=endpoint_id)
+            if not tokens.has_expired(session, token, endpoint_id, now):
+                # Without its token the agent's home is a new one: nothing of an earlier home can be found again.
+                agents.release(ctx, session, session.get_one(EndpointRow, endpoint_id))
+            token = tokens.issue(session, now=now, endpoint_id=endpoint_id, expires_at=now + ctx.agent_token_s)
         write_atomic(token_file, token.encode())
     return token_file
 

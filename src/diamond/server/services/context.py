@@ -39,6 +39,7 @@ class Context:
     throttle: Throttle = field(default_factory=Throttle)
     identity: IdentityProviders = field(default_factory=IdentityProviders)
     allowances: Allowances = field(default_factory=Allowances)
+    agent_token_s: float = 30 * 86_400.0  # how long an agent's token works unless it is renewed
     secret_keys: Keys | None = None  # where the operator put them; None: beside the database
 
     @cached_property

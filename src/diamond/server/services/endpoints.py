@@ -63,7 +63,8 @@ def _create(
         with ctx.db.write() as session:
             session.add(row)
             session.flush()
-            token = tokens.issue(session, now=now, endpoint_id=row.id) if with_token else None
+            expires_at = now + ctx.agent_token_s
+            token = tokens.issue(session, now=now, endpoint_id=row.id, expires_at=expires_at) if with_token else None
             code = None if with_token else enrolment.issue_code(ctx, session, row)
             data = {"name": name}
             record_event(session, at=now, kind="endpoint.created", owner_id=user_id, endpoint_id=row.id, data=data)
@@ -274,14 +275,14 @@ def _views(ctx: Context, session: Session, user_id: str, rows: Sequence[Endpoint
         shared.setdefault(endpoint_id, []).append(name)
     return [
         to_endpoint(
-            row, ctx.clock(), states[row.id] if row.owner_id == user_id else "", owner=owners[row.id],
+            row, ctx.clock(), states[row.id] if row.owner_id == user_id else None, owner=owners[row.id],
             is_mine=row.owner_id == user_id, shared_with=tuple(shared.get(row.id, ())),
         )
         for row in rows
     ]  # fmt: skip
 
 
-def to_endpoint(row: EndpointRow, now: float, state: str = "", **more: Any) -> Endpoint:
+def to_endpoint(row: EndpointRow, now: float, state: enrolment.Access | None = None, **more: Any) -> Endpoint:
     return Endpoint(
         **more,
         id=row.id,
@@ -291,5 +292,6 @@ def to_endpoint(row: EndpointRow, now: float, state: str = "", **more: Any) -> E
         last_seen_at=row.last_seen_at,
         facts=decode(EndpointFacts, row.facts) if row.facts else None,
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
-        access=state,
+        access=state.word if state else "",
+        token_expires_at=state.until if state else None,
     )

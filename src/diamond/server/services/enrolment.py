@@ -37,6 +37,7 @@ from diamond.server.store.db import record_event
 from diamond.server.store.models import EndpointRow, EnrolmentRow, JobRow, TokenRow, UserRow
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_NEVER = 1e18  # a Unix time after every other
 _NEW_LINE = "get a new line with `diamond endpoint enroll NAME` on a machine that has your Diamond client"
 
 
@@ -126,7 +127,7 @@ def exchange(ctx: Context, message: NewAgent) -> Enrolled:
                 agents.refuse_second_home(ctx, session, row)
             agents.release(ctx, session, row)
         found.used_at, found.token_hash = now, token
-        _accept(session, row, token, now)
+        _accept(session, row, token, now, now + ctx.agent_token_s)
         _revoke(session, row, now, but=token)
         row.rotate_at = None
         host = message.hostname[:255].replace("\x00", "").encode(errors="replace").decode()
@@ -144,7 +145,8 @@ def accept_token(ctx: Context, endpoint_id: str, sha256: str) -> None:
     token = _checked_hash(sha256)
     with ctx.db.write() as session:
         row = session.scalars(sa.select(EndpointRow).where(EndpointRow.id == endpoint_id).with_for_update()).one()
-        _accept(session, row, token, ctx.clock())
+        now = ctx.clock()
+        _accept(session, row, token, now, now + ctx.agent_token_s)
     fault_point("server.token_accepted")
 
 
@@ -178,6 +180,29 @@ def wants_rotation(ctx: Context, endpoint_id: str) -> bool:
     with ctx.db.read() as session:
         asked = session.execute(sa.select(EndpointRow.rotate_at).where(EndpointRow.id == endpoint_id)).one_or_none()
     return asked is not None and asked[0] is not None
+
+
+# An agent asks this with every poll, so the query is built once.
+_TOKEN_WANTED = (
+    sa.select(EndpointRow.rotate_at, TokenRow.expires_at)
+    .join(
+        TokenRow,
+        sa.and_(TokenRow.endpoint_id == EndpointRow.id, TokenRow.revoked_at.is_(None)),
+        isouter=True,
+    )
+    .where(EndpointRow.id == sa.bindparam("endpoint"))
+)
+
+
+def wants_new_token(ctx: Context, endpoint_id: str) -> bool:
+    """Whether the endpoint's agent should replace its token now: its owner asked for that, or half of a live token's
+    time is over. The oldest one decides, since an agent may have been killed before it took a newer one."""
+    with ctx.db.read() as session:
+        rows = session.execute(_TOKEN_WANTED, {"endpoint": endpoint_id}).all()
+    due_at = ctx.clock() + ctx.agent_token_s / 2
+    return any(
+        asked_at is not None or (expires_at is not None and expires_at < due_at) for asked_at, expires_at in rows
+    )
 
 
 def revoke(ctx: Context, user_id: str, name: str) -> int:
@@ -222,8 +247,14 @@ def me(ctx: Context, endpoint_id: str) -> AgentSelf:
 
 
 # Built once: putting a query together costs more than running it.
+_IS_LIVE = TokenRow.revoked_at.is_(None)
 _TOKENS_OF = (
-    sa.select(TokenRow.endpoint_id, sa.func.count(), sa.func.count(TokenRow.revoked_at))
+    sa.select(
+        TokenRow.endpoint_id,
+        sa.func.count().filter(_IS_LIVE),
+        # A token without an end outlives every other.
+        sa.func.max(sa.func.coalesce(TokenRow.expires_at, _NEVER)).filter(_IS_LIVE),
+    )
     .where(TokenRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)))
     .group_by(TokenRow.endpoint_id)
 )
@@ -234,14 +265,23 @@ _CODES_OF = sa.select(EnrolmentRow.endpoint_id).where(
 )
 
 
-def access_of(session: Session, endpoint_ids: list[str], now: float) -> dict[str, str]:
-    """How each endpoint's agent stands with the server, in one word (`Endpoint.access`)."""
-    tokens = session.execute(_TOKENS_OF, {"endpoints": endpoint_ids}).all()
-    found = {str(key): "enrolled" if made > died else "revoked" for key, made, died in tokens}
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How an endpoint's agent stands with the server, in one word (`Endpoint.access`), and until when."""
+
+    word: str = "none"
+    until: float | None = None
+
+
+def access_of(session: Session, endpoint_ids: list[str], now: float) -> dict[str, Access]:
+    stands: dict[str, Access] = {}
+    for key, live, until in session.execute(_TOKENS_OF, {"endpoints": endpoint_ids}):
+        word = "revoked" if not live else "expired" if until <= now else "enrolled"
+        stands[str(key)] = Access(word=word, until=until if live and until < _NEVER else None)
     for key in session.scalars(_CODES_OF, {"endpoints": endpoint_ids, "now": now}):
-        if found.get(key) != "enrolled":
-            found[key] = "code"
-    return {key: found.get(key, "none") for key in endpoint_ids}
+        if stands.get(key, Access()).word != "enrolled":
+            stands[key] = Access(word="code")
+    return {key: stands.get(key, Access()) for key in endpoint_ids}
 
 
 def refuse_busy(session: Session, row: EndpointRow) -> None:
@@ -273,10 +313,18 @@ def locked(session: Session, user_id: str, name: str) -> EndpointRow:
     return row
 
 
-def _accept(session: Session, row: EndpointRow, token: str, now: float) -> None:
+def _accept(session: Session, row: EndpointRow, token: str, now: float, expires_at: float) -> None:
     known = session.scalars(sa.select(TokenRow).where(TokenRow.hash == token)).one_or_none()
     if known is None:
-        session.add(TokenRow(id=new_id("tok"), hash=token, endpoint_id=row.id, created_at=now))
+        session.add(
+            TokenRow(
+                id=new_id("tok"),
+                hash=token,
+                endpoint_id=row.id,
+                created_at=now,
+                expires_at=expires_at,
+            )
+        )
         session.flush()
     elif known.endpoint_id != row.id or known.revoked_at is not None:
         raise Conflict("this token cannot be used here", hint="let the agent make another: enrol again")

@@ -202,6 +202,11 @@ def authenticate(ctx: Context, token: str, address: str = "") -> Identity:
             )
         now = ctx.clock()
         if row.expires_at is not None and row.expires_at <= now:
+            if row.endpoint_id is not None:
+                raise Unauthenticated(
+                    "this agent's token has expired: the agent had not talked to the server for too long",
+                    hint="its jobs go on; to let it speak again, enrol it anew: `diamond endpoint enroll NAME`",
+                )
             raise Unauthenticated("this token has expired", hint="sign in again: `diamond login`")
         user = session.get(UserRow, row.user_id) if row.user_id else None
         if user is not None and user.disabled_at is not None:
@@ -214,6 +219,15 @@ def authenticate(ctx: Context, token: str, address: str = "") -> Identity:
     return Identity(
         user_id=user.id, name=user.name, is_admin=user.is_admin, scopes=scopes, via=row.id, until=row.expires_at
     )
+
+
+def has_expired(session: Session, token: str, endpoint_id: str, now: float) -> bool:
+    """Whether this is a token of the endpoint that only time has made useless."""
+    query = sa.select(TokenRow.expires_at).where(
+        TokenRow.hash == hash_token(token), TokenRow.endpoint_id == endpoint_id, TokenRow.revoked_at.is_(None)
+    )
+    expires_at = session.scalars(query).one_or_none()
+    return expires_at is not None and expires_at <= now
 
 
 def _note_use(ctx: Context, token_id: str, now: float, address: str) -> None:

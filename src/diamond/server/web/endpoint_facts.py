@@ -39,6 +39,7 @@ class Card(NamedTuple):
 
 _ACCESS = {
     "code": "waits for its agent",
+    "expired": "token expired",
     "revoked": "cut off",
     "none": "has no agent",
 }
@@ -47,7 +48,7 @@ _ACCESS = {
 def state_of(endpoint: Endpoint) -> tuple[str, str]:
     if endpoint.online:
         return "online", "good"
-    if endpoint.access in _ACCESS and (endpoint.last_seen_at is None or endpoint.access == "revoked"):
+    if endpoint.access in _ACCESS and (endpoint.last_seen_at is None or endpoint.access in ("expired", "revoked")):
         return _ACCESS[endpoint.access], "waiting" if endpoint.access == "code" else "bad"
     return ("offline", "bad") if endpoint.last_seen_at is not None else ("never seen", "waiting")
 
