@@ -350,6 +350,21 @@ def test_an_old_one_file_agent_brings_itself_up_to_date(secure: Service, login: 
     assert login.status("older")["up_to_date"] is True
     assert "as new as the server" in login.agent("older", "upgrade").stdout
 
+    # Whoever does not trust the server with that compares the digest, or carries the file there.
+    odd = login.agent("older", "upgrade", "--sha256", "0" * 64, check=False)
+    assert (odd.returncode, "not the one you gave" in odd.stderr) == (2, True)
+    assert file.read_bytes() == newest
+    carried = login.folder("older") / "carried.pyz"
+    carried.write_bytes(newest)
+    with zipfile.ZipFile(carried, "a") as archive:
+        archive.writestr("diamond/of_next_year.py", "")
+    digest = hashlib.sha256(carried.read_bytes()).hexdigest()
+    said = login.agent("older", "upgrade", "--file", str(carried), "--sha256", digest).stdout
+    assert "was replaced by" in said
+    assert file.read_bytes() == carried.read_bytes()
+    with secure.client() as client:
+        wait_online(client, "older")
+
 
 def test_the_same_commands_from_the_installed_package(secure: Service, tmp_path: Path) -> None:
     made = line_for(secure, "create", "installed")

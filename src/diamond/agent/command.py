@@ -241,20 +241,45 @@ def logs(home: Path, *, lines: int = 40, follow: bool = False) -> None:
             say("\n".join(map(background.readable, whole.decode(errors="replace").splitlines())))
 
 
-def upgrade(home: Path) -> bool:
-    """Bring this home's one-file agent to the server's version and start it anew; whether there was a newer one.
+def upgrade(home: Path, *, sha256: str = "", source: Path | None = None) -> bool:
+    """Exchange this home's one-file agent for a newer one and start it anew; whether there was a newer one.
+
+    The server names the digest of its own file, so whoever took the server over could send any program.
+
+    Args:
+        sha256: the digest that the new file must have, from a source other than the server.
+        source: the new file itself, carried here by hand; the server is not asked.
 
     Raises:
-        InstallationProblem: this agent was installed with a package manager, or the new file does not fit its digest.
+        InvalidInput: the file does not have that digest, or cannot be read.
+        InstallationProblem: this agent was installed with a package manager, or the server's file is damaged.
     """
     file = own_file(home)
     if not file.exists():
         raise InstallationProblem(
             "this agent is an installed package, not the one-file agent", hint="upgrade it as it was installed (pip)"
         )
-    answer = ask_server(home)
-    if _is_current(home, answer):
+    data = _read_source(source) if source is not None else _fetch(home, sha256)
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 and digest != sha256.strip().lower():
+        raise InvalidInput(
+            f"the new agent has SHA-256 {digest}, not the one you gave; the present agent was kept",
+            hint="`diamond agent bundle FILE` on a machine you trust makes the file and shows its digest",
+            field="--sha256",
+        )
+    if data == file.read_bytes():
         return False
+    _try_out(file, data)
+    # Python reads from the file as it goes: it is not exchanged under a running agent.
+    background.restart(home, lambda: write_atomic(file, data, mode=0o700))
+    return True
+
+
+def _fetch(home: Path, sha256: str) -> bytes:
+    """The server's one-file agent; the present one where that is the same, and no digest is to be compared."""
+    answer = ask_server(home)
+    if not sha256 and _is_current(home, answer):
+        return own_file(home).read_bytes()
     link = _link(home)
     try:
         data = link.fetch_file(AGENT_PATH)
@@ -262,10 +287,14 @@ def upgrade(home: Path) -> bool:
         link.release()
     if hashlib.sha256(data).hexdigest() != answer.agent_sha256:
         raise InstallationProblem("the file that came is not the one the server promised", hint="try again")
-    _try_out(file, data)
-    # Python reads from the file as it goes: it is not exchanged under a running agent.
-    background.restart(home, lambda: write_atomic(file, data, mode=0o700))
-    return True
+    return data
+
+
+def _read_source(source: Path) -> bytes:
+    try:
+        return source.expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{source}: {error.strerror}", field="--file") from error
 
 
 def _try_out(file: Path, data: bytes) -> None:
@@ -325,7 +354,9 @@ def _parser() -> argparse.ArgumentParser:
     one = add("policy", "Show the rules of policy.toml.", _policy)
     one.add_argument("--check", type=Path, metavar="FILE", help="say whether this file would be accepted instead")
     one.add_argument("--json", action="store_true", help="machine-readable output")
-    add("upgrade", "Bring the agent to the server's version.", _upgrade)
+    one = add("upgrade", "Bring the agent to the server's version, or to a file's.", _upgrade)
+    one.add_argument("--sha256", default="", metavar="HEX", help="refuse a new agent with any other SHA-256")
+    one.add_argument("--file", type=Path, metavar="FILE", help="take the new agent from here; do not ask the server")
     add("keep", "Run the agent and start it again when it dies.", lambda options: background.keep(_home(options)))
     add("version", "Show the version.", lambda _options: say(f"diamond-agent {__version__}"))
     return parser
@@ -366,11 +397,15 @@ def _policy(options: argparse.Namespace) -> int:
 
 
 def _upgrade(options: argparse.Namespace) -> None:
-    show_upgrade(_home(options))
+    show_upgrade(_home(options), sha256=options.sha256, source=options.file)
 
 
-def show_upgrade(home: Path) -> None:
-    say("The agent was brought to the server's version." if upgrade(home) else "The agent is as new as the server.")
+def show_upgrade(home: Path, *, sha256: str = "", source: Path | None = None) -> None:
+    is_new = upgrade(home, sha256=sha256, source=source)
+    if source is None:
+        say("The agent was brought to the server's version." if is_new else "The agent is as new as the server.")
+    else:
+        say(f"The agent was replaced by {source}." if is_new else f"The agent is the same as {source} already.")
 
 
 def main(argv: list[str] | None = None) -> int:

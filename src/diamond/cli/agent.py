@@ -66,10 +66,10 @@ def logs(home: Path | None, name: str | None, *, lines: int, follow: bool) -> No
     command.logs(config.choose_home(home, name), lines=lines, follow=follow)
 
 
-def upgrade(home: Path | None, name: str | None) -> None:
+def upgrade(home: Path | None, name: str | None, *, sha256: str, source: Path | None) -> None:
     from diamond.agent import command, config
 
-    command.show_upgrade(config.choose_home(home, name))
+    command.show_upgrade(config.choose_home(home, name), sha256=sha256, source=source)
 
 
 def policy(home: Path | None, name: str | None, *, check: Path | None, as_json: bool) -> None:

@@ -218,11 +218,21 @@ def agent_logs(
 
 
 @agent_app.command("upgrade")
-def agent_upgrade(name: AgentName = None, home: AgentHome = None) -> None:
-    """Bring a one-file agent to the server's version."""
+def agent_upgrade(
+    sha256: Annotated[
+        str, typer.Option("--sha256", metavar="HEX", help="Refuse a new agent with any other SHA-256.")
+    ] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Take the new agent from here; do not ask the server."),
+    ] = None,
+    name: AgentName = None,
+    home: AgentHome = None,
+) -> None:
+    """Bring a one-file agent to the server's version, or to that of a file."""
     from diamond.cli import agent as act
 
-    act.upgrade(home, name)
+    act.upgrade(home, name, sha256=sha256, source=file)
 
 
 @agent_app.command("policy")
