@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from diamond.core.endpoints import Endpoint
 from diamond.core.states import TaskState
 from testing.minihpc.fixtures import require
 from testing.minihpc.pythons import find, inside
@@ -66,6 +68,8 @@ def test_pasted_on_a_login_node(tmp_path: Path, version: str) -> None:
                     return (json.loads(said)["running"] or {"pid": pid})["pid"] != pid
 
                 eventually(came_back, what="it runs again")
+                if not version:
+                    _stop_and_allow(site, [python, pyz], lambda: client.endpoints.get("cluster"))
                 task = client.tasks.create({"run": "echo from $SLURM_JOB_ID", "resources": {"infra": "cluster"}})
                 assert client.tasks.wait(task.id, timeout_s=60).state is TaskState.SUCCEEDED
                 assert b"".join(client.tasks.logs(task.id)).startswith(b"from ")
@@ -73,3 +77,18 @@ def test_pasted_on_a_login_node(tmp_path: Path, version: str) -> None:
                 eventually(lambda: not client.endpoints.get("cluster").online, what="it is offline")
         finally:
             service.stop()
+
+
+def _stop_and_allow(site: Site, agent: list[str], look: Callable[[], Endpoint]) -> None:
+    """Root of the centre stops its agents and lets them run again."""
+    folder = site.path("/etc/diamond")
+    folder.mkdir()
+    (folder / "stop").write_text("maintenance until Friday\n")
+    eventually(lambda: not look().online, within_s=40, what="the agent has gone")
+    usage = look().usage
+    assert usage and any("maintenance until Friday" in warning for warning in usage.warnings)
+    refused = site.run([*agent, "start"], check=False)
+    assert refused.returncode == 1
+    assert "stopped all Diamond agents (/etc/diamond/stop: maintenance" in refused.stderr
+    (folder / "stop").unlink()
+    eventually(lambda: look().online, within_s=60, what="the agent is back")

@@ -9,10 +9,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from diamond.agent import centre
 from diamond.agent.background import apply_saved_environment
 from diamond.agent.config import AgentConfig, choose_home, token_file
 from diamond.agent.credentials import Credentials
-from diamond.agent.main import run
+from diamond.agent.main import run, set_up_logging
 from diamond.agent.schedulers.choice import KINDS
 from diamond.core.errors import DiamondError, InvalidInput
 
@@ -45,8 +46,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_agent(options: argparse.Namespace) -> int:
     home = choose_home(options.home, options.name)
-    if options.saved_environment:
+    if options.saved_environment:  # something keeps it running, and would start it again and again
         apply_saved_environment(home)
+        set_up_logging()
+        centre.wait_while_stopped()
+    centre.refuse_stopped()
     config = AgentConfig.load(home)
     server = options.server or (config.server if config else None)
     if server is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from diamond.agent import cron, systemd
+from diamond.agent import centre, cron, systemd
 from diamond.agent.config import AgentConfig, log_file, own_file
 from diamond.agent.lock import LOCK_FILE, Holder, held, holder
 from diamond.core.errors import Conflict, InstallationProblem, InvalidInput, Unavailable
@@ -85,6 +85,7 @@ def start(home: Path, *, via: str = "auto") -> Started:
         raise InstallationProblem(
             f"no agent is enrolled in {home}", hint="enrol it with the line that `diamond endpoint enroll NAME` prints"
         )
+    centre.refuse_stopped()
     with _one_at_a_time(home):
         before = running(home)
         if before is not None and not before.is_here:

@@ -24,6 +24,7 @@ from typing import TextIO
 
 from diamond import __version__
 from diamond.agent.cache import Cache
+from diamond.agent.centre import CENTRE, StopWatch
 from diamond.agent.config import instance_of
 from diamond.agent.credentials import Credentials
 from diamond.agent.gpus import GpuMonitor
@@ -47,8 +48,9 @@ from diamond.agent.site_facts import SiteWatch
 from diamond.agent.staging import Stager
 from diamond.agent.table import JobTable, Tracked
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
-from diamond.core.errors import InstallationProblem
+from diamond.core.errors import DiamondError, InstallationProblem
 from diamond.core.inside import shown
+from diamond.core.shells import ShellOrder
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +98,10 @@ class Agent:
         home: Path,
         scheduler: Callable[[Path], Scheduler] | None = None,
         take_over: bool = False,
+        centre: Path = CENTRE,
     ) -> None:
-        """`scheduler` makes one for a jobs directory; by default what `choose` finds for this home.
+        """`scheduler` makes one for a jobs directory; by default what `choose` finds for this home. `centre` holds what
+        this machine's centre says to every agent; no user of an agent can name another folder.
 
         Raises:
             InstallationProblem: policy.toml is wrong.
@@ -132,7 +136,7 @@ class Agent:
             link=self._link,
             scheduler=self._scheduler,
             is_running=self._table.is_running,
-            refusal=lambda: "" if self._allows_shells() else "policy.toml: allow_shells = false",
+            refusal=self._shell_refusal,
         )
         self._poller = Poller(
             link=self._link,
@@ -157,6 +161,7 @@ class Agent:
         self._sampler = Sampler(source, GpuMonitor()) if isinstance(source, HasProcesses) else None
         if isinstance(source, LearnsFacts):
             source.on_new_facts = self._say_again
+        self._centre = StopWatch(centre, self._stop, self._end_for_centre)
         self._site = SiteWatch(
             home,
             run_root=jobs_dir,
@@ -172,6 +177,7 @@ class Agent:
         if self._sampler is not None:
             self._sampler.start()
         self._site.start()
+        self._centre.start()
         try:
             self._loop.run(lambda: once and self._loop.is_idle)
         finally:
@@ -188,13 +194,26 @@ class Agent:
             self._scheduler.close()
             self._journal.close()
 
+    @property
+    def stopped_by_centre(self) -> bool:
+        return bool(self._centre.reason)
+
+    def _end_for_centre(self, _why: str) -> None:
+        with contextlib.suppress(DiamondError):  # a last word, so that users see why nothing starts any more
+            self._reporter.tell_usage()
+        self.stop()
+
     def stop(self) -> None:
         self._stop.set()
         self._loop.wake()
         self._reporter.wake()
 
-    def _allows_shells(self) -> bool:
-        return self._policy.policy.allow_shells
+    def _shell_refusal(self, shell: ShellOrder) -> str:
+        """Whose task it is stands in the job's order, which the policy has let in; not in the shell's."""
+        job = self._table.get(shell.job_id)
+        is_other = job is None or self._policy.asked.is_other(job.order)
+        user = job.order.user if job is not None else shell.user
+        return self._policy.policy.shell_refusal(user, is_other=is_other)
 
     def _say_again(self) -> None:
         self._session.greet_again()
@@ -243,6 +262,8 @@ class Agent:
         space = disk(self._home)
         used = self._scheduler.usage()
         warnings = [*used.warnings, *self._loop.warnings(), *self._site.facts.warnings]
+        if self._centre.reason:
+            warnings.append(f"this centre has stopped all Diamond agents ({self._centre.reason})")
         if space.is_full:
             warnings.append(f"{self._home}: disk full")
         return dataclasses.replace(
@@ -285,7 +306,8 @@ def run(
         scheduler: "slurm", "local" or "auto"; None takes what the home says.
 
     Returns:
-        The exit status, 0.
+        The exit status: 0, or 1 when the centre has stopped its agents, so that what keeps this one running starts it
+        again once it may run.
 
     Raises:
         Conflict: another agent works in this home.
@@ -314,4 +336,4 @@ def run(
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return 0
+    return 1 if agent.stopped_by_centre else 0

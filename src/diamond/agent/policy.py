@@ -154,6 +154,7 @@ class Policy:
     path_roots: tuple[str, ...] | None = _rule(_folders, show=listed)
     queue_ahead: bool = _rule(_flag, True, _flag_text)
     allow_shells: bool = _rule(_flag, True, _flag_text)
+    allow_shells_of_others: bool = _rule(_flag, False, _flag_text)  # in tasks of others than the endpoint's owner
     allow_secrets: bool = _rule(_flag, True, _flag_text)  # whether tasks may bring any here
     allow_pools: bool = _rule(_flag, True, _flag_text)  # whether nodes may be held for several tasks
     builds: str = _rule(_place_of_builds, "any")  # where images are built
@@ -281,6 +282,15 @@ class Policy:
             if self.allowed_envs is not None and not matches(name, self.allowed_envs):
                 yield f"allowed_envs does not name {name}, which the task sets"
 
+    def shell_refusal(self, user: str, *, is_other: bool) -> str:
+        """The rule against a shell in a task of this user; empty when it is allowed."""
+        if not self.allow_shells:
+            return "policy.toml: allow_shells = false"
+        if is_other and not self.allow_shells_of_others:
+            whose = plain_name(user or UNKNOWN_USER)
+            return f"policy.toml: allow_shells_of_others = false, the task is of user {whose}"
+        return ""
+
     def time_limit_s(self, order: JobOrder) -> int | None:
         """The order's limit; where it has none, the policy's."""
         if order.time_limit_s is not None:
@@ -323,6 +333,7 @@ class Policy:
             max_walltime_s=self.max_walltime,
             queues_ahead=facts.queues_ahead and self.queue_ahead,
             allows_shells=facts.allows_shells and self.allow_shells,
+            allows_shells_of_others=(facts.allows_shells and self.allow_shells and self.allow_shells_of_others),
             takes_secrets=facts.takes_secrets and self.allow_secrets,
             holds_pools=facts.holds_pools and self.allow_pools,
             allows_others=self.allow_others,

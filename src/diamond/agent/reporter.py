@@ -185,6 +185,15 @@ class Reporter:
         moved = self._take(draft, ack)
         return draft.is_cut and moved
 
+    def tell_usage(self) -> None:
+        """Tell the endpoint's use and warnings now, beside the reports of jobs.
+
+        Raises:
+            DiamondError: the server could not be told.
+        """
+        report = Report(epoch=self._session.epoch, usage=self._usage())
+        self._link.call("POST", "/agent/reports", body_of(report), timeout_s=5.0)
+
     def _takes_less(self, draft: _Draft) -> bool:
         """Whether the report was refused for a stream that the server, an older one by now, no longer takes.
 

@@ -62,9 +62,9 @@ class Shells:
         link: Link,
         scheduler: Scheduler,
         is_running: Callable[[str], bool],
-        refusal: Callable[[], str],
+        refusal: Callable[[ShellOrder], str],
     ) -> None:
-        """`is_running` tells whether a job, by id, runs now; `refusal` the rule against shells, or nothing."""
+        """`is_running` tells whether a job, by id, runs now; `refusal` the rule against a shell, or nothing."""
         self.runner = new_id("run")
         self._link = link
         self._scheduler = scheduler
@@ -112,7 +112,7 @@ class Shells:
 
     def _start(self, order: ShellOrder) -> Started:
         """Raises _Refused."""
-        if why := self._refusal():
+        if why := self._refusal(order):
             raise _Refused(ShellEnd(message=why))
         if len(self._sessions) > MOST_AT_ONCE:
             raise _Refused(ShellEnd(message=f"this endpoint has {MOST_AT_ONCE} shells open, as many as may be"))

@@ -58,7 +58,7 @@ def about(endpoint: Endpoint) -> list[tuple[str, str]]:
         ("Images", _images(facts)),
         *_not_used(facts),
         ("Longest job", format_duration(facts.max_walltime_s) if facts.max_walltime_s else ""),
-        ("Shells", "" if facts.allows_shells else "not allowed"),
+        ("Shells", _shells(facts)),
         ("Secrets", "" if facts.takes_secrets else "not taken there"),
         ("Others' tasks", _others(facts)),
         ("Jobs in", facts.run_root),
@@ -143,6 +143,14 @@ def _not_used(facts: EndpointFacts) -> Iterator[tuple[str, str]]:
     for name, problem in facts.builder_problems.items():
         if name in present or not facts.builders:
             yield f"Not with {name}", problem
+
+
+def _shells(facts: EndpointFacts) -> str:
+    if not facts.allows_shells:
+        return "not allowed"
+    if facts.allows_others and not facts.allows_shells_of_others:
+        return "only in tasks of the endpoint's owner"
+    return ""
 
 
 def _others(facts: EndpointFacts) -> str:

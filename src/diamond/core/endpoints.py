@@ -90,6 +90,7 @@ class EndpointFacts:
     site_name: str = ""
     queues_ahead: bool = False  # whether the next job of a chain may wait in the queue behind the running one
     allows_shells: bool = True
+    allows_shells_of_others: bool = False  # also in tasks of others than the endpoint's owner
     holds_pools: bool = False  # whether its agent knows pilots (older ones do not), and its policy file lets it
     takes_secrets: bool = False  # whether its agent can (older ones cannot), and its policy file lets it
     allows_others: bool = False  # whether the policy file lets others than its owner run tasks here

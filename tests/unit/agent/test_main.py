@@ -72,6 +72,28 @@ def test_once_ends_when_all_is_delivered(server: Any, home: Path) -> None:
     assert phases.count("delivered") == 5
 
 
+def test_a_centre_stops_its_agents(server: Any, home: Path, tmp_path: Path) -> None:
+    from typing import cast
+
+    from diamond.agent import centre
+    from diamond.agent.link import Link
+    from diamond.agent.main import Agent
+
+    home.mkdir()
+    assert centre.stop_reason(tmp_path) == ""
+    (tmp_path / "stop").write_text("moved to \x1b[31mcluster-b\n")
+    agent = Agent(link=cast(Link, server), home=home, centre=tmp_path)
+    agent.run()
+    assert agent.stopped_by_centre
+    assert centre.stop_reason(tmp_path) == f"{tmp_path}/stop: moved to [31mcluster-b"
+    with pytest.raises(InstallationProblem, match="stopped all Diamond agents"):
+        centre.refuse_stopped(tmp_path)
+    (tmp_path / "stop").write_bytes(b"")
+    assert centre.stop_reason(tmp_path) == f"{tmp_path}/stop exists"
+    (tmp_path / "stop").unlink()
+    centre.wait_while_stopped(tmp_path)
+
+
 def test_only_old_run_directories_nobody_needs_are_removed(tmp_path: Path) -> None:
     for name in ("old", "kept", "young"):
         (tmp_path / name / "work").mkdir(parents=True)

@@ -177,6 +177,7 @@ HELD_OTHERWISE = {
     "max_concurrent_jobs": "test_more_jobs_at_once_than_allowed_wait",
     "max_output_bytes": "test_no_more_outputs_leave_than_allowed",
     "allow_shells": "test_no_shell_where_none_is_allowed",
+    "allow_shells_of_others": "test_no_shell_for_others_by_default",
     "image_root": "where images lie; orders name images by id, and ids are checked: test_names_that_lead_elsewhere",
     "image_binds": "what containers see; no order adds to it",
     "keep_finished": "how long run directories stay; no order says otherwise",
@@ -237,6 +238,23 @@ def test_no_shell_where_none_is_allowed(server: Liar, start: Start, home: Path, 
     told = wait_until(lambda: server.told.get("/agent/shells/shl_00000001/end"), "the shell is refused")
     assert told["message"] == "policy.toml: allow_shells = false"
     server.shells = []
+
+
+def test_no_shell_for_others_by_default(server: Liar, start: Start, home: Path, outside: Path) -> None:
+    home.mkdir()
+    (home / "policy.toml").write_text("allow_others = true\n")
+    start()
+    theirs = replace(an_order(outside), spec=TaskSpec.parse({"run": "sleep 60"}), user="mallory")
+    job = server.put(theirs)
+    wait_until(lambda: job in server.jobs and server.jobs[job].state == JobState.RUNNING)
+    # The server may name whomever it likes as the one who types; the job's own order counts.
+    argv = ["touch", str(outside / "ran")]
+    server.shells = [{"shell_id": "shl_00000001", "job_id": job, "argv": argv, "tty": False, "user": OWNER}]
+    server.put(replace(an_order(outside, "job_00000002"), spec=TaskSpec.parse({"run": "true"})))
+    told = wait_until(lambda: server.told.get("/agent/shells/shl_00000001/end"), "the shell is refused")
+    assert told["message"].startswith("policy.toml: allow_shells_of_others = false")
+    server.shells = []
+    assert not (outside / "ran").exists()
 
 
 # ---- names that lead elsewhere ------------------------------------------------------------------------------------

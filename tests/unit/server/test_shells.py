@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ from diamond.core.errors import Conflict, NotFound, ProtocolError
 from diamond.core.shells import MAX_CHUNK_BYTES, NewShell, ShellEnd
 from diamond.core.states import JobState
 from diamond.core.wire import Hello
-from diamond.server.services import agents
+from diamond.server.services import accounts, agents
 from diamond.server.services.shells import PIPE_BYTES, Pipe, Place, ShellLimits, ShellTable
+from diamond.server.store.models import EndpointRow
 from testing.context import Clock
 
 from .conftest import World, launch
@@ -174,6 +176,26 @@ def test_over_http(world: World) -> None:
         agents.hello(world.ctx, world.endpoint_id, Hello(facts=facts))
         refused = await client.post(path, json={"argv": ["bash"]})
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "policy_refused"
+
+    world.run(test)
+
+
+def test_guests_of_an_endpoint_get_shells_only_where_its_owner_lets_them(world: World) -> None:
+    async def test(client: httpx.AsyncClient) -> None:
+        task = await launch(client)
+        world.report(task["jobs"][0]["id"], state=JobState.RUNNING, hosts=("c1",))
+        with world.ctx.db.write() as session:
+            other = accounts.insert(session, time.time(), name="other", is_admin=False).id
+            session.get_one(EndpointRow, world.endpoint_id).owner_id = other
+        path = f"/api/v1/tasks/{task['id']}/shells"
+        facts = EndpointFacts(scheduler="local")
+        agents.hello(world.ctx, world.endpoint_id, Hello(facts=facts))
+        refused = await client.post(path, json={"argv": ["bash"]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "policy_refused")
+        assert "allow_shells_of_others" in refused.json()["error"]["hint"]
+        open_facts = replace(facts, allows_shells_of_others=True)
+        agents.hello(world.ctx, world.endpoint_id, Hello(facts=open_facts))
+        assert (await client.post(path, json={"argv": ["bash"]})).status_code == 201
 
     world.run(test)
 

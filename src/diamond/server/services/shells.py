@@ -291,6 +291,12 @@ def find_place(ctx: Context, user_id: str, task_id: str, asked: NewShell) -> Pla
                 f"endpoint {endpoint.name} allows no shells",
                 hint="its owner can change that with allow_shells in policy.toml",
             )
+        is_guest = endpoint.owner_id != user_id
+        if facts is not None and is_guest and not facts.allows_shells_of_others:
+            raise PolicyRefused(
+                f"endpoint {endpoint.name} is shared with you, and allows shells only to its owner",
+                hint="its owner can change that with allow_shells_of_others in policy.toml",
+            )
         if not is_online(endpoint.last_seen_at, ctx.clock()):
             raise Unavailable(f"endpoint {endpoint.name} is offline", hint="try again when its agent is back")
         num_nodes = max(1, len(job.hosts))
