@@ -4,10 +4,13 @@ changes nothing."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.journal import Record
+from diamond.agent.pool_orders import malformed
+from diamond.agent.schedulers.base import Observed
 from diamond.agent.table import Phase, Tracked, verdict
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir, may_have_started
@@ -17,13 +20,41 @@ from diamond.core.wire import JobOrder, JobReport
 _PHASES = {Phase.OVER: "finished", Phase.SUBMITTED: "submitted", Phase.READY: "submitting"}
 
 
-def take_up(order: JobOrder, path: Path, *, is_known: bool, refusal: Callable[[JobOrder], str]) -> Tracked:
+class Pilots:
+    """The pilots that this agent took up, by job id. What a server says of a pilot counts once, when it is ordered, and
+    what the scheduler says of it counts more."""
+
+    def __init__(self, tracked: Callable[[str], Tracked | None], seen: Mapping[str, Observed]) -> None:
+        self._tracked = tracked
+        self._seen = seen
+
+    def of(self, order: JobOrder) -> list[JobOrder] | None:
+        """The orders of the pilots in which a job is to run; None when one of them is no pilot here."""
+        orders = []
+        for node in order.place.nodes if order.place is not None else ():
+            pilot = self._tracked(node.pilot)
+            if pilot is None or pilot.order.pilot is None:
+                return None
+            seen = self._seen.get(node.pilot)
+            orders.append(replace(pilot.order, partition=(seen.partition if seen else "") or pilot.order.partition))
+        return orders
+
+
+def take_up(
+    order: JobOrder,
+    path: Path,
+    *,
+    is_known: bool,
+    pilots: Pilots,
+    refusal: Callable[[JobOrder, Sequence[JobOrder]], str],
+) -> Tracked:
     """A job, as far along as it is.
 
     Args:
         path: of its run directory.
         is_known: whether the scheduler has it.
-        refusal: which rule of the endpoint an order breaks; empty: none.
+        pilots: those that a job in a pool may name.
+        refusal: which rule of the endpoint an order breaks, inside of these pilots; empty: none.
     """
     job = Tracked(order.with_all_offsets(), path)
     run_dir = RunDir(path)
@@ -35,7 +66,9 @@ def take_up(order: JobOrder, path: Path, *, is_known: bool, refusal: Callable[[J
         job.result = verdict(job, Reason.LOST, "its run directory cannot be read; it may have run")
     elif job.is_cancelled:
         job.result = verdict(job, Reason.CANCELLED, "cancelled before it started")
-    elif broken := refusal(order):
+    elif (inside := pilots.of(order)) is None and not malformed(order):
+        job.result = verdict(job, Reason.NODE_FAIL, "the pilot that held its node is not known here, or has ended")
+    elif broken := refusal(order, inside or ()):
         job.result = verdict(job, Reason.REJECTED, broken)
     else:
         job.report = JobReport(job_id=job.job_id, state=JobState.STAGING, run_dir=str(path))

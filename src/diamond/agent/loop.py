@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from diamond.agent.accepting import gave_up, record_of, take_up
+from diamond.agent.accepting import Pilots, gave_up, record_of, take_up
 from diamond.agent.cache import Cache
 from diamond.agent.image_jobs import forget_payloads
 from diamond.agent.journal import Journal, Record
@@ -217,12 +217,21 @@ class Loop:
         records: list[Record] = []
         jobs: list[Tracked] = []
         known = self._scheduler.observe()
-        for order, _ in self._to_accept.values():
+        fresh: dict[str, Tracked] = {}
+        pilots = Pilots(lambda job_id: fresh.get(job_id) or self._table.get(job_id), known)
+        # Pilots first: what runs inside of one may come in the same answer.
+        for order, _ in sorted(self._to_accept.values(), key=lambda asked: asked[0].pilot is None):
             if order.job_id in self._delivered:  # since the order was read
                 self._answer_again(order)
                 continue
             is_known = order.job_id in known
-            job = take_up(order, self._dir(order.job_id), is_known=is_known, refusal=self._policy.refusal)
+            job = fresh[order.job_id] = take_up(
+                order,
+                self._dir(order.job_id),
+                is_known=is_known,
+                pilots=pilots,
+                refusal=self._policy.refusal,
+            )
             records.append(record_of(job))
             jobs.append(job)
         try:

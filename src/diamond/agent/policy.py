@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -168,20 +168,21 @@ class Policy:
     max_output_bytes: int = _rule(_bytes, _GIB, show_bytes)  # per task
     cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes)
 
-    def refusal(self, order: JobOrder, image_root: str = "", owner: str = "") -> str:
+    def refusal(self, order: JobOrder, image_root: str = "", owner: str = "", pilots: Sequence[JobOrder] = ()) -> str:
         """The rule an order breaks, its value and what was asked; empty when it is allowed.
 
         Args:
             image_root: where images lie.
             owner: whose endpoint this is; empty: nobody has said.
+            pilots: of a job in a pool, the orders of its pilots as this agent took them up.
         """
         if wrong := image_policy.malformed(order) or pool_orders.malformed(order):
             return wrong
-        for broken in self._broken(order, image_root, owner):
+        for broken in self._broken(order, image_root, owner, pilots):
             return f"policy.toml: {broken}"
         return ""
 
-    def _broken(self, order: JobOrder, image_root: str, owner: str) -> Iterator[str]:
+    def _broken(self, order: JobOrder, image_root: str, owner: str, pilots: Sequence[JobOrder]) -> Iterator[str]:
         if owner and order.user != owner and not self.allow_others and self.allowed_users is None:
             user = plain_name(order.user or UNKNOWN_USER)
             yield f"allow_others = false, the task is of user {user} and this endpoint is {plain_name(owner)}'s"
@@ -191,23 +192,25 @@ class Policy:
         yield from image_policy.broken(self, order, image_root)
         if image_policy.runs_beside(order):
             return  # it takes nothing of the batch scheduler's, and no words of a user's
-        yield from self._who(order)
+        yield from self._who(order, pilots)
         yield from self._how_much(order)
         yield from self._what(order.spec)
 
-    def _who(self, order: JobOrder) -> Iterator[str]:
-        slurm = order.spec.slurm
-        partitions = tuple(name for name in (order.partition or slurm.partition or "").split(",") if name)
+    def _who(self, order: JobOrder, pilots: Sequence[JobOrder]) -> Iterator[str]:
+        # In a pool it is the pilots that Slurm knows; what the task says itself has to be allowed as well.
+        asked = pool_orders.asked_of_slurm((order, *pilots))
         # Without a name Slurm takes a default that only it knows, which may be any.
-        yield from self._named("allowed_accounts", (slurm.account or "",), "the task charges {}", "slurm.account")
-        yield from self._named("allowed_partitions", partitions or ("",), "the task asks for {}", "slurm.partition")
-        yield from self._named("allowed_qos", (slurm.qos,) if slurm.qos else (), "the task asks for {}")
-        if slurm.account and matches(slurm.account.lower(), [name.lower() for name in self.denied_accounts]):
+        accounts, partitions = asked.accounts or ("",), asked.partitions or ("",)
+        yield from self._named("allowed_accounts", accounts, "the task charges {}", "slurm.account")
+        yield from self._named("allowed_partitions", partitions, "the task asks for {}", "slurm.partition")
+        yield from self._named("allowed_qos", asked.qos, "the task asks for {}")
+        for account in asked.accounts:
             # In capitals it is the same account to Slurm.
-            yield f"denied_accounts = {listed(self.denied_accounts)}, the task asks for {slurm.account}"
+            if matches(account.lower(), [name.lower() for name in self.denied_accounts]):
+                yield f"denied_accounts = {listed(self.denied_accounts)}, the task asks for {account}"
         if order.after and not self.queue_ahead:
             yield "queue_ahead = false, the job is to wait in the queue behind another of its task"
-        for name in partitions:
+        for name in asked.partitions:
             if matches(name, self.denied_partitions):
                 yield f"denied_partitions = {listed(self.denied_partitions)}, the task asks for {name}"
 
@@ -395,9 +398,9 @@ class PolicyFile:
         """Where images lie."""
         return Path(self.policy.image_root) if self.policy.image_root else self._path.parent / image_policy.IMAGES
 
-    def refusal(self, order: JobOrder) -> str:
+    def refusal(self, order: JobOrder, pilots: Sequence[JobOrder] = ()) -> str:
         """See `Policy.refusal`."""
-        return self.policy.refusal(order, str(self.image_root), self.asked.owner)
+        return self.policy.refusal(order, str(self.image_root), self.asked.owner, pilots)
 
     def submission(self, job: Tracked) -> Submission:
         """What the scheduler is handed; see `Asked.submission`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from diamond.core.ids import is_id
 from diamond.core.pools import MOST_NODES, MOST_SLOTS
@@ -46,6 +48,31 @@ def malformed(order: JobOrder) -> str:
     if len(names) > 1 and spec.ranks_per_node < 1:
         return "ranks_per_node: on several nodes of a pool the ranks are started by Diamond"
     return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What orders say to Slurm about who pays and where, each name once."""
+
+    accounts: tuple[str, ...]
+    partitions: tuple[str, ...]
+    qos: tuple[str, ...]
+
+
+def asked_of_slurm(orders: Iterable[JobOrder]) -> Asked:
+    """What is charged and used by a job: its own order, and in a pool those of its pilots."""
+    orders = list(orders)
+    options = [order.spec.slurm for order in orders]
+    named = [order.partition or order.spec.slurm.partition or "" for order in orders]
+    return Asked(
+        accounts=_each_once(each.account for each in options),
+        partitions=_each_once(name for names in named for name in names.split(",")),
+        qos=_each_once(each.qos for each in options),
+    )
+
+
+def _each_once(names: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def pilot_run(python: str) -> str:

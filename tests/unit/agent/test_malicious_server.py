@@ -22,9 +22,11 @@ from diamond.core.pools import PilotOrder
 from diamond.core.reasons import Reason
 from diamond.core.recipes import Recipe
 from diamond.core.secrets import JobSecret, JobSecrets, SecretUse
+from diamond.core.slurm import SlurmOptions
 from diamond.core.states import Desired, JobState
 from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
+from testing.pools import pilot_order, pooled_order
 from tests.unit.agent.conftest import FakeServer, wait_until
 
 Start = Callable[[], Any]
@@ -203,6 +205,48 @@ def test_no_order_goes_beyond_a_rule(rule: str, server: Liar, start: Start, home
     assert result.detail.startswith(f"policy.toml: {rule}"), result.detail
     assert (home / "policy.toml").read_text() == text
     assert not list((home / "jobs").glob("job_*")), "nothing of it was put in place"
+
+
+POOLED_BEYOND = {
+    "allowed_partitions": ('allowed_partitions = ["small"]', {"partition": "large"}),
+    "denied_partitions": ('denied_partitions = ["large"]', {"partition": "large"}),
+    "allowed_accounts": ('allowed_accounts = ["mine"]', {"account": "other"}),
+    "denied_accounts": ('denied_accounts = ["other"]', {"account": "Other"}),
+    "allowed_qos": ('allowed_qos = ["normal"]', {"qos": "urgent"}),
+}
+
+
+@pytest.mark.parametrize("rule", POOLED_BEYOND)
+def test_a_pool_is_no_way_around_a_rule(rule: str, server: Liar, start: Start, home: Path, outside: Path) -> None:
+    """A rule that came after the pilot began holds for what is to run inside of it, whatever the task itself says."""
+    home.mkdir()
+    text, slurm = POOLED_BEYOND[rule]
+    good = {"partition": "small", "account": "mine", "qos": "normal"}
+
+    def inside(number: int, pilot: int, **said: str) -> JobOrder:
+        order = pooled_order(number, f"touch '{outside}/ran'", pilot)
+        return replace(order, user=OWNER, spec=replace(order.spec, slurm=SlurmOptions(**said)))
+
+    def pilot(number: int, said: dict[str, str]) -> JobOrder:
+        order = pilot_order(number)
+        return replace(order, user=OWNER, spec=replace(order.spec, slurm=SlurmOptions(**{**good, **said})))
+
+    start()
+    begun = server.put(pilot(1, slurm))
+    wait_until(lambda: begun in server.jobs and server.jobs[begun].state == JobState.RUNNING)
+    (home / "policy.toml").write_text(text + "\n")
+    for number, said in ((2, {}), (3, good)):
+        result = server.result(server.put(inside(number, 1, **said)))
+        assert result.reason is Reason.REJECTED and result.detail.startswith(f"policy.toml: {rule}"), result.detail
+    # Nor does a pilot help that was refused, that is none, or that nobody has heard of.
+    ordinary = server.put(replace(an_order(home, "job_00000007"), spec=replace(pilot(7, good).spec, run="sleep 60")))
+    server.put(pilot(4, slurm))
+    for number, named in ((5, 4), (6, 7), (8, 99)):
+        result = server.result(server.put(inside(number, named, **good)))
+        assert result.reason in (Reason.REJECTED, Reason.NODE_FAIL), result
+    server.cancel(ordinary)
+    server.cancel(begun)
+    server.result(begun)
 
 
 def test_more_jobs_at_once_than_allowed_wait(server: Liar, start: Start, home: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from diamond.core.endpoints import EndpointFacts
 from diamond.core.pools import PoolNode
 from diamond.core.reasons import Reason
 from diamond.core.rundir import RunDir
+from diamond.core.slurm import SlurmOptions
 from diamond.core.states import Desired, JobState
 from diamond.core.wire import JobOrder
 from testing.pools import job_id, pilot_order, pooled_order
@@ -113,6 +114,24 @@ def test_a_job_is_told_apart_from_its_pilot(endpoint: Endpoint, server: Any, unt
     endpoint.ask(1, Desired.CANCEL)
     assert server.result(job_id(2)).reason is Reason.NODE_FAIL
     assert server.result(job_id(1)).reason is Reason.CANCELLED
+
+
+def test_what_runs_in_a_pool_is_held_to_its_pilots_names(endpoint: Endpoint, server: Any, until: Until) -> None:
+    """It names no partition and no account: those of its pilot count, which the rules allow."""
+    (endpoint.home / "policy.toml").write_text('allowed_partitions = ["small"]\nallowed_accounts = ["mine"]\n')
+    order = pilot_order(1)
+    slurm = SlurmOptions(partition="small", account="mine")
+    pilot = endpoint.put(replace(order, spec=replace(order.spec, slurm=slurm)))
+    until(pilot.pilot.exists)
+    endpoint.put(pooled_order(2, "true", 1))
+    assert server.result(job_id(2)).reason is Reason.COMPLETED, server.result(job_id(2)).detail
+    endpoint.stop()
+    endpoint.start()  # the pilot is known from the journal
+    endpoint.put(pooled_order(3, "true", 1))
+    assert server.result(job_id(3)).reason is Reason.COMPLETED, server.result(job_id(3)).detail
+    (endpoint.home / "policy.toml").write_text('allowed_partitions = ["other"]\n')
+    endpoint.put(pooled_order(4, "true", 1))
+    assert server.result(job_id(4)).detail == "policy.toml: allowed_partitions = other, the task asks for small"
 
 
 def test_what_an_order_must_not_say() -> None:
