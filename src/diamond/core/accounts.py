@@ -9,6 +9,14 @@ from diamond.core.compat import StrEnum
 from diamond.core.errors import InvalidInput
 
 USER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,38}")
+# Names that people would take for somebody else: the server itself, whoever runs it, everybody, or the person of whom
+# an endpoint's rules know no name.
+RESERVED_NAMES = frozenset(
+    {
+        "admin", "administrator", "anonymous", "diamond", "everybody", "everyone", "nobody", "root", "server", "system",
+        "unknown",
+    }
+)  # fmt: skip
 MIN_PASSWORD = 12
 MAX_PASSWORD = 256
 SCOPE_FIELD = "scopes"  # of the error that says a token lacks one: clients know by it that another sign-in helps
@@ -60,6 +68,32 @@ def parse_scopes(raw: object, field: str = "scopes") -> tuple[Scope, ...]:
         except ValueError:
             raise InvalidInput(f"{str(item)[:40]!r} is none of {', '.join(Scope)}", field=field) from None
     return tuple(scope for scope in Scope if scope in wanted)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether nobody may be called so, also with a dot or a dash around it."""
+    return name.strip("._-") in RESERVED_NAMES
+
+
+def check_name(name: str, field: str = "name") -> str:
+    """The name, if a new account may have it, wherever it comes from.
+
+    Raises:
+        InvalidInput: it has the wrong form, or is reserved.
+    """
+    if not USER_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"{name[:60]!r} cannot be a user name",
+            hint="1 to 39 of a-z, 0-9, dot, hyphen and underscore, the first a letter or digit",
+            field=field,
+        )
+    if is_reserved(name):
+        raise InvalidInput(
+            f"{name!r} is reserved and cannot be a user name",
+            hint="choose another one, such as your name at your institute",
+            field=field,
+        )
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,7 @@ def test_people_of_one_name_at_once_get_names_of_their_own(ctx: Context) -> None
         (("", "--", "carol"), "carol"),
         (("root", "bob"), "bob"),
         (("root",), "user-1"),
+        (("Administrator", "unknown", "diamond-"), "user-1"),
         ((), "user-1"),
         (("漢字",), "user-1"),
         (("x" * 80,), "x" * 39),
@@ -204,7 +205,7 @@ def test_a_closed_account_is_not_opened(ctx: Context) -> None:
 
 @pytest.fixture
 def admin(ctx: Context) -> str:
-    return accounts.create(ctx, name="administrator", password="correct horse battery", is_admin=True).id
+    return accounts.create(ctx, name="chief", password="correct horse battery", is_admin=True).id
 
 
 def test_an_invitation_makes_the_account(ctx: Context, admin: str) -> None:

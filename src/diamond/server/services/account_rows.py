@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.orm import Session
 
-from diamond.core.accounts import USER_NAME, LinkedIdentity, User
+from diamond.core.accounts import LinkedIdentity, User, check_name
 from diamond.core.errors import Conflict, InvalidInput
 from diamond.core.ids import new_id
 from diamond.server.services import audit, projects
@@ -111,16 +111,6 @@ def revoke_tokens(session: Session, user_id: str, now: float) -> int:
     if died:
         audit.record(session, now, "token.all_revoked", user_id, count=len(died))
     return len(died)
-
-
-def check_name(name: str) -> str:
-    if not USER_NAME.fullmatch(name):
-        raise InvalidInput(
-            f"{name[:60]!r} cannot be a user name",
-            hint="1 to 39 of a-z, 0-9, dot, hyphen and underscore, the first a letter or digit",
-            field="name",
-        )
-    return name
 
 
 def checked_full_name(text: str) -> str:

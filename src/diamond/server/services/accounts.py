@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from diamond.core.accounts import Person, Scope, User
+from diamond.core.accounts import Person, Scope, User, check_name
 from diamond.core.errors import Conflict, Forbidden, Unauthenticated
 from diamond.core.projects import Role
 from diamond.server.services import access, audit, codes, passwords, projects, seen, sessions, throttling, tokens
 from diamond.server.services.account_rows import (
     MAX_FULL_NAME,
-    check_name,
     checked_email,
     checked_full_name,
     insert,

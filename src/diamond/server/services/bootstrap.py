@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from diamond.core.accounts import USER_NAME
+from diamond.core.accounts import check_name, is_reserved
 from diamond.core.errors import Unauthenticated
 from diamond.core.home import ClientConfig
 from diamond.core.ids import new_id
@@ -93,9 +93,10 @@ def _free_name(session: Session) -> str:
         found = getpass.getuser()
     except (OSError, KeyError):  # no passwd entry for this uid, as in many containers
         found = ""
-    name = re.sub(r"[^a-z0-9._-]+", "-", found.lower()).lstrip("._-")[:30] or "user"
-    assert USER_NAME.fullmatch(name)
-    free, number = name, 1
+    name = re.sub(r"[^a-z0-9._-]+", "-", found.lower()).lstrip("._-")[:30]
+    if not name or is_reserved(name):  # root, as in many containers
+        name = "user"
+    free, number = check_name(name), 1
     while not accounts.is_free(session, free):
         number += 1
         free = f"{name}-{number}"

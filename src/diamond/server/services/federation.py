@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.orm import Session
 
-from diamond.core.accounts import LinkedIdentity, Provider
+from diamond.core.accounts import LinkedIdentity, Provider, is_reserved
 from diamond.core.enrolment import token_hash
 from diamond.core.errors import Conflict, InvalidInput, NotFound, Unauthenticated
 from diamond.core.ids import is_id, new_id
@@ -31,8 +31,6 @@ VALID_S = 600.0
 MAX_IDENTITIES = 20
 BEGUN = throttling.Limit(what="sign-ins begun from this address", times=120, within_s=60.0)
 NOT_UNDER_WAY = throttling.Limit(what="sign-ins from this address that were not under way", times=30, within_s=60.0)
-# Names that would be taken for somebody else's: of the server itself, or of whom an endpoint's rules call unknown.
-_NOT_FOR_PEOPLE = frozenset({"admin", "administrator", "diamond", "root", "system", "unknown"})
 _MAX_NAME = 39
 
 
@@ -257,7 +255,7 @@ def _is_within(domain: str, rule: str) -> bool:
 
 def free_name(session: Session, suggestions: tuple[str, ...]) -> str:
     """A user name nobody has, as near to what was suggested as can be."""
-    made = [name for text in suggestions if (name := _as_name(text)) and name not in _NOT_FOR_PEOPLE]
+    made = [name for text in suggestions if (name := _as_name(text)) and not is_reserved(name)]
     for name in made:
         if accounts.is_free(session, name):
             return name

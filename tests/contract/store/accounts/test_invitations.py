@@ -20,6 +20,7 @@ from diamond.server.identity_file import IdentityConfig
 from diamond.server.identity_providers import IdentityProviders
 from diamond.server.services import (
     accounts,
+    bootstrap,
     codes,
     invitations,
     sessions,
@@ -28,6 +29,7 @@ from diamond.server.services import (
 )
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import AuditRow, CodeRow, MemberRow, ProjectRow
+from diamond.server.store.models import UserRow
 from testing.context import Clock
 from testing.people import PASSWORD
 from testing.races import at_once
@@ -43,6 +45,30 @@ def actions(ctx: Context) -> list[str]:
 
 def live_sessions(ctx: Context, user: User) -> int:
     return len(sessions.list_sessions(ctx, user.id))
+
+
+@pytest.mark.parametrize("name", ["unknown", "root", "diamond", "administrator", "root."])
+def test_reserved_names_are_refused_wherever_they_come_from(ctx: Context, admin: User, name: str) -> None:
+    code = invitations.invite(ctx, admin.id).code
+    with ctx.db.write() as session:
+        setup = codes.make(session, codes.SETUP, now=ctx.clock(), lifetime_s=60)
+    for attempt in (
+        lambda: accounts.create(ctx, name=name, password=PASSWORD),
+        lambda: invitations.invite(ctx, admin.id, name=name),
+        lambda: accounts.accept_invitation(ctx, code, name=name, password=PASSWORD),
+        lambda: accounts.setup(ctx, setup, name=name, password=PASSWORD),
+    ):
+        with pytest.raises(InvalidInput, match="reserved") as caught:
+            attempt()
+        assert caught.value.field == "name"
+    assert accounts.accept_invitation(ctx, code, name="carol", password=PASSWORD).name == "carol"
+
+
+def test_the_one_user_of_a_container_is_not_called_root(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.getpass, "getuser", lambda: "root")
+    bootstrap.prepare(ctx, embedded=None)
+    with ctx.db.read() as session:
+        assert session.scalars(sa.select(UserRow.name)).all() == ["user"]
 
 
 def test_codes_work_once_and_not_for_ever(ctx: Context, admin: User, clock: Clock) -> None:
