@@ -24,6 +24,7 @@ from diamond.server.services.context import Context
 from diamond.server.settings import Settings, load_settings
 from diamond.server.store.db import record_event
 from diamond.server.store.models import TaskRow
+from diamond.server.webhooks import Undelivered
 from testing.context import Clock
 from testing.mail_server import MailServer
 from testing.receiver import Receiver
@@ -187,9 +188,9 @@ def deliver_all(ctx: Context, settings: Settings) -> None:
         notifier.deliver(ctx, settings, parcel)
 
 
-@pytest.mark.parametrize(("status", "says"), [(500, "answered 500"), (302, "redirects"), (404, "answered 404")])
+@pytest.mark.parametrize("status", [500, 302, 404])
 def test_what_is_not_taken_is_kept_and_redirects_lead_nowhere(
-    ctx: Context, user_id: str, clock: Clock, tmp_path: Path, status: int, says: str
+    ctx: Context, user_id: str, clock: Clock, tmp_path: Path, status: int
 ) -> None:
     settings = load_settings(home=tmp_path / "home", webhook_allow_private=True)
     with Receiver() as receiver:
@@ -198,7 +199,8 @@ def test_what_is_not_taken_is_kept_and_redirects_lead_nowhere(
         receiver.status = status
         deliver_all(ctx, settings)
         (rule,) = notices.list_rules(ctx, user_id)
-        assert says in rule.last_error and rule.waiting == 1
+        assert "did not arrive" in rule.last_error and rule.waiting == 1
+        assert str(status) not in rule.last_error, "what is inside is not to be learned from a rule"
         receiver.status = 200
         clock.advance(61)
         deliver_all(ctx, settings)
@@ -231,7 +233,7 @@ def test_a_receiver_that_never_finishes_is_cut_off() -> None:
     with Receiver(behave=drip) as receiver:
         body, began = b"{}", time.monotonic()
         headers = {"Diamond-Signature": sign("", int(time.time()), body)}
-        with pytest.raises(Unavailable, match="time"):
+        with pytest.raises(Undelivered, match="time"):
             webhooks.post(f"http://127.0.0.1:{receiver.port}/", body, headers, allow_private=True, timeout_s=1.5)
         assert time.monotonic() - began < 5
 
@@ -254,16 +256,16 @@ def test_the_connection_goes_to_the_address_that_was_checked(certificates: tls.C
         assert webhooks.post(url, body, headers, **given) == 200
         assert asked == ["receiver.invalid"]
         assert receiver.headers[0]["Host"] == f"receiver.invalid:{receiver.port}"
-        with pytest.raises(Unavailable, match="certificate"):
+        with pytest.raises(Undelivered, match="certificate"):
             webhooks.post(url.replace("receiver", "other"), body, headers, **given)
-        with pytest.raises(Unavailable, match="certificate"):
+        with pytest.raises(Undelivered, match="certificate"):
             webhooks.post(url, body, headers, allow_private=True, resolve=resolve)
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(Unavailable, match="refuses"):
+    with pytest.raises(Undelivered, match="refuses"):
         webhooks.post("http://127.0.0.1:1/", b"", {}, allow_private=True)
-    with pytest.raises(Unavailable, match="resolved"):
+    with pytest.raises(Undelivered, match="resolved"):
         webhooks.post("https://no-such-name.invalid/", b"", {})
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from diamond.core.addresses import is_public
 from diamond.core.compat import StrEnum
 from diamond.core.errors import InvalidInput, Unauthenticated
 
@@ -26,7 +27,7 @@ _MAX_ADDRESS = 254
 _MAILBOX = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 _DOMAIN = re.compile(r"([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _URL_TEXT = re.compile(r"[!-~]+")  # printable ASCII, no blanks: nothing that could end a line of the request
-_PROTOCOL_BLOCK = ipaddress.IPv4Network("192.0.0.0/24")  # of which Python calls single addresses global
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,20})?")
 _SIGNATURE = re.compile(r"t=(\d{1,15}),v1=([0-9a-f]{64})")
 
 
@@ -143,9 +144,15 @@ def parse_url(raw: object, *, allow_private: bool = False, field: str = "target"
         host, _port = parts.hostname or "", parts.port
     except ValueError:
         parts, host = urlsplit(""), ""
-    if len(text) > MAX_URL or not _URL_TEXT.fullmatch(text) or parts.scheme not in ("http", "https") or not host:
+    if len(text) > MAX_URL or not _URL_TEXT.fullmatch(text) or parts.scheme not in ("http", "https"):
         raise InvalidInput(
             f"{str(raw)[:80]!r} is not a URL", hint="write e.g. https://example.org/diamond", field=field
+        )
+    if not _HOST.fullmatch(host):
+        raise InvalidInput(
+            f"{host[:80]!r} is not the name of a host",
+            hint="write it in letters, digits, dots and hyphens",
+            field=field,
         )
     if "@" in parts.netloc:
         raise InvalidInput(
@@ -155,46 +162,16 @@ def parse_url(raw: object, *, allow_private: bool = False, field: str = "target"
         )
     if parts.fragment or "#" in text:
         raise InvalidInput("must have no #fragment: servers never see it", field=field)
-    local = host == "localhost" or _is_loopback(host)
+    local = host.rstrip(".") == "localhost" or _is_loopback(host)
     if parts.scheme == "http" and not (local and allow_private):
         raise InvalidInput("must begin with https://", hint="plain HTTP can be read on its way", field=field)
-    if not allow_private and (host == "localhost" or not is_public(host)):
+    if not allow_private and (local or not is_public(host)):
         raise InvalidInput(
             f"{host[:80]} is inside the server's own network, where it sends nothing",
             hint="use an address that everybody can reach; or the operator allows it: DIAMOND_WEBHOOK_ALLOW_PRIVATE",
             field=field,
         )
     return text
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address is one of the whole Internet; True also for what is no IP address but a name."""
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return not _looks_numeric(address)
-    return _is_public(found)
-
-
-def _is_public(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    if isinstance(found, ipaddress.IPv6Address):
-        # Addresses that carry another one inside lead there, whatever they look like themselves.
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-        if inner is None and int(found) >> 32 in (0x64FF9B << 64, 0):  # NAT64, and the old "compatible" form
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None and not _is_public(inner):
-            return False
-        if found.is_site_local:
-            return False
-    elif found in _PROTOCOL_BLOCK:
-        return False
-    special = found.is_private or found.is_multicast or found.is_reserved or found.is_unspecified
-    return found.is_global and not special and not found.is_loopback and not found.is_link_local
-
-
-def _looks_numeric(host: str) -> bool:
-    """``127.1``, ``0x7f000001``, ``2130706433``: some resolvers take them for addresses."""
-    return all(re.fullmatch(r"0[xX][0-9a-fA-F]*|\d+", part) for part in host.rstrip(".").split("."))
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from diamond.core.addresses import is_public
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _RESERVED_NAMES = ("password", "loopback")  # what sessions say of other ways to sign in
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -77,6 +79,11 @@ def emails(raw: object) -> tuple[str, ...]:
 
 def is_loopback(url: str) -> bool:
     return (urlsplit(url).hostname or "") in _LOOPBACK
+
+
+def is_inside(url: str) -> bool:
+    """Whether the address names this machine or its network, as far as one sees without resolving it."""
+    return is_loopback(url) or not is_public(urlsplit(url).hostname or "")
 
 
 def check_address(url: object) -> str:

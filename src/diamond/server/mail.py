@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import smtplib
 import ssl
@@ -16,6 +17,7 @@ from diamond.core.notices import parse_address
 from diamond.core.tls import client_context
 from diamond.server.settings import Settings
 
+log = logging.getLogger("diamond.server")
 TIMEOUT_S = 20.0
 _IMPLICIT_TLS_PORT = 465
 _MAX_SUBJECT = 150
@@ -108,7 +110,8 @@ def send(settings: Settings, mail: EmailMessage) -> None:
             field="smtp_ca",
         ) from error
     except (OSError, smtplib.SMTPException) as error:
-        raise Unavailable(f"the mail server {host} does not answer: {str(error)[:200]}") from error
+        log.warning("the mail server %s does not answer: %s", host, error)  # its name is for the operator
+        raise Unavailable("the mail server does not answer; the server's log says more to its operator") from error
 
 
 def _password(settings: Settings) -> str:

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 import diamond
 from diamond.core.codec import decode, encode
-from diamond.core.errors import DiamondError, InvalidInput
+from diamond.core.errors import DiamondError, InvalidInput, Unavailable
 from diamond.core.faults import fault_point
 from diamond.core.notices import (
     DELIVERY_HEADER,
@@ -43,6 +43,10 @@ _SETTLE_S = 0.5  # a burst of events is looked at together
 _LOOK_EVERY_S = 30.0
 _AFTER_FAILURE_S = 5.0
 _DAY_S = 86_400.0
+_UNDELIVERED = (
+    "the webhook did not arrive: its receiver must be reachable from everywhere by https, with a certificate that is "
+    "trusted, and answer 2xx within ten seconds. The server's log says more to its operator"
+)
 
 
 async def keep_notifying(runtime: Runtime) -> None:
@@ -136,18 +140,22 @@ def _send(ctx: Context, settings: Settings, parcel: Parcel, key: str) -> None:
         )
         return
     body = webhook_body(settings, parcel)
-    webhooks.post(
-        parcel.target,
-        body,
-        {
-            "Content-Type": "application/json",
-            "User-Agent": f"diamond/{diamond.__version__}",
-            EVENT_HEADER: str(parcel.body.get("event", "")),
-            DELIVERY_HEADER: parcel.id,
-            SIGNATURE_HEADER: sign(key, int(ctx.clock()), body),
-        },
-        allow_private=settings.webhook_allow_private,
-    )
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"diamond/{diamond.__version__}",
+        EVENT_HEADER: str(parcel.body.get("event", "")),
+        DELIVERY_HEADER: parcel.id,
+        SIGNATURE_HEADER: sign(key, int(ctx.clock()), body),
+    }
+    try:
+        webhooks.post(
+            parcel.target, body, headers, allow_private=settings.webhook_allow_private,
+            refused=settings.webhook_refused_networks,
+        )  # fmt: skip
+    except webhooks.Undelivered as error:
+        # The same words whatever it was: else a rule would be a way to look around in the server's network.
+        log.info("the webhook of rule %s did not arrive at %s: %s", parcel.rule_id, parcel.target, error)
+        raise Unavailable(_UNDELIVERED, field="target") from error
 
 
 def webhook_body(settings: Settings, parcel: Parcel) -> bytes:

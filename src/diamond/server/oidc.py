@@ -17,7 +17,7 @@ from joserfc.jwk import JWKRegistry, Key
 from joserfc.jws import JWSRegistry, extract_compact
 
 from diamond.server.identity_file import ProviderConfig
-from diamond.server.identity_values import check_address, is_loopback
+from diamond.server.identity_values import check_address, is_inside
 from diamond.server.provider_link import (
     MAX_TEXT,
     Attempt,
@@ -98,8 +98,8 @@ class OpenIdConnect:
                 url = check_address(found.get(key))
             except ValueError as error:
                 raise trouble(self.config, f"{key} in its discovery document {error}") from None
-            if is_loopback(url) and not is_loopback(self.config.issuer):
-                raise trouble(self.config, f"{key} in its discovery document leads to this machine")
+            if is_inside(url) and not is_inside(self.config.issuer):
+                raise trouble(self.config, f"{key} in its discovery document leads inside this network")
         self._found = (now, found)
         return found
 

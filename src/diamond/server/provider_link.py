@@ -175,7 +175,7 @@ def trouble(config: ProviderConfig, what: str) -> ProviderTrouble:
     log.warning("provider %s: %s", config.name, what)
     return ProviderTrouble(
         "provider",
-        f"{config.title} cannot sign anybody in at the moment: {what}",
+        f"{config.title} cannot sign anybody in at the moment",  # names of hosts are for the operator
         hint="Try again in a moment; if it stays, tell an administrator.",
     )
 

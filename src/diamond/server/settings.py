@@ -245,6 +245,12 @@ class Settings(BaseSettings):
         description="Let notices be sent to addresses inside this network (and, on this machine, by plain HTTP). Every "
         "user could then have the server ask anything that it can reach there.",
     )
+    webhook_refused: Annotated[str, AfterValidator(_checked_networks)] = Field(
+        default="",
+        description="Addresses or networks, by commas, that no notice is sent to. Private and other special addresses, "
+        "and those of the server's machine, are refused already: name public ones that are inside, such as a campus "
+        "network.",
+    )
     audit_head_log: bool = Field(
         default=False,
         description="Write number and hash of the audit log's last entry to the server's log at start and every day. "
@@ -263,6 +269,10 @@ class Settings(BaseSettings):
     @cached_property
     def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
         return _networks(self.trusted_proxies)
+
+    @cached_property
+    def webhook_refused_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        return _networks(self.webhook_refused)
 
     @property
     def is_loopback(self) -> bool:

@@ -8,21 +8,27 @@ of the environment is used, of the answer only the status is read, and the whole
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-from diamond.core.errors import InvalidInput, Unavailable
-from diamond.core.notices import is_public, parse_url
+from diamond.core.addresses import is_public
+from diamond.core.notices import parse_url
 from diamond.core.tls import client_context
 
 TIMEOUT_S = 10.0
 _CONNECT_S = 5.0
 _MOST_ADDRESSES = 4
 Resolve = Callable[[str, int], list[str]]
+Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+class Undelivered(Exception):
+    """A message did not arrive. The text says why, and is for the operator alone."""
 
 
 def post(
@@ -31,6 +37,7 @@ def post(
     headers: Mapping[str, str],
     *,
     allow_private: bool = False,
+    refused: Networks = (),
     timeout_s: float = TIMEOUT_S,
     ca_file: str = "",
     resolve: Resolve | None = None,
@@ -39,55 +46,72 @@ def post(
 
     Args:
         allow_private: also to addresses inside this network.
+        refused: networks nothing is sent to, beside those that are special everywhere.
         timeout_s: for everything together, from the connection on.
         ca_file: the one authority to trust; empty: those of the system.
         resolve: gives the addresses of a name; None: as the system does.
 
     Raises:
-        InvalidInput: nothing may be sent there.
-        Unavailable: it did not arrive; says why, and nothing of what the receiver answered.
+        InvalidInput: nothing may be sent to such a URL.
+        Undelivered: it did not arrive, or the name leads to where nothing may be sent.
     """
     parts = urlsplit(parse_url(url, allow_private=allow_private))
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    addresses = _checked(host, (resolve or _resolve)(host, port), allow_private, plain=parts.scheme == "http")
+    addresses = (resolve or _resolve)(host, port)
+    _check(addresses, refused, allow_private=allow_private, is_plain=parts.scheme == "http")
     context = client_context(ca_file) if parts.scheme == "https" else None
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        with _connected(addresses, host, port, context, timeout_s) as connection:
+        with _connected(addresses[:_MOST_ADDRESSES], host, port, context, timeout_s) as connection:
             connection.request("POST", target, body, {"Host": parts.netloc, **headers})
             status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise Unavailable(f"{host}: {_why(error)}", field="target") from error
+        raise Undelivered(_why(error)) from error
     if 300 <= status < 400:
-        raise Unavailable(f"{host} answered {status}, and redirects are not followed", field="target")
+        raise Undelivered(f"it answered {status}, and redirects are not followed")
     if not 200 <= status < 300:
-        raise Unavailable(f"{host} answered {status}", field="target")
+        raise Undelivered(f"it answered {status}")
     return status
 
 
 def _resolve(host: str, port: int) -> list[str]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Unavailable(f"the name {host} cannot be resolved: {_why(error)}", field="target") from error
-    return list(dict.fromkeys(str(item[4][0]) for item in found))
+        raise Undelivered(f"its name cannot be resolved: {_why(error)}") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def _checked(host: str, addresses: list[str], allow_private: bool, *, plain: bool) -> list[str]:
-    """The addresses, if every one of them may be sent to: a name with one inside is not half trusted."""
+def _check(addresses: list[str], refused: Networks, *, allow_private: bool, is_plain: bool) -> None:
+    """Raises Undelivered unless every address may be sent to: a name with one inside is not half trusted."""
     if not addresses:
-        raise Unavailable(f"the name {host} has no address", field="target")
-    inside = [address for address in addresses if not is_public(address)]
-    if inside and not allow_private:
-        raise InvalidInput(
-            f"{host} has the address {inside[0]}, which is inside the server's own network: nothing is sent there",
-            hint="use a receiver that everybody can reach; or the operator allows it: DIAMOND_WEBHOOK_ALLOW_PRIVATE",
-            field="target",
-        )
-    if plain and not all(address == "::1" or address.startswith("127.") for address in addresses):
-        raise InvalidInput(f"{host} is not this machine: it must be reached by https://", field="target")
-    return addresses[:_MOST_ADDRESSES]
+        raise Undelivered("its name has no address")
+    for address in addresses:
+        if _is_in(address, refused):
+            raise Undelivered(f"it has the address {address}, which the operator excluded")
+        if not allow_private and (not is_public(address) or is_own(address)):
+            raise Undelivered(f"it has the address {address}, which is inside the server's own network")
+        if is_plain and not ipaddress.ip_address(address).is_loopback:
+            raise Undelivered("it is not this machine: it must be reached by https://")
+
+
+def _is_in(address: str, networks: Networks) -> bool:
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    mapped = plain.ipv4_mapped if isinstance(plain, ipaddress.IPv6Address) else None
+    return any((mapped or plain) in network for network in networks)
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine itself has the address, however public it looks. Sends nothing: a datagram socket only looks
+    up from which of our addresses it would go there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    except OSError:  # there is no way there at all
+        return False
 
 
 @contextmanager
