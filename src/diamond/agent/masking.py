@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from diamond.agent.needles import Needles
 from diamond.core.secrets import MIN_MASKED_BYTES
 
 _MIN_LINE_BYTES = 8
@@ -82,8 +83,8 @@ class Mask:
 
     def __init__(self, values: Iterable[str] = (), *, everything: bool = False) -> None:
         needles = {form for value in values for form in forms(value.encode())}
-        self._needles = sorted(needles, key=len, reverse=True)
-        self.longest = len(self._needles[0]) if self._needles else 0
+        self._needles = Needles(needles)
+        self.longest = self._needles.longest
         self.everything = everything
 
     @property
@@ -95,7 +96,7 @@ class Mask:
         if self.is_idle or not text:
             return text
         raw = text.encode(errors="surrogatepass")
-        return self._hide(raw, self._spans(raw)).decode(errors="surrogatepass")
+        return self._hide(raw, self._needles.spans(raw)).decode(errors="surrogatepass")
 
     def cut(self, data: bytes, room: int, *, more: bool) -> Cut:
         """The next bytes to send of a stream, at most about `room`.
@@ -108,7 +109,7 @@ class Mask:
         if self.everything:
             lines = tuple(found.span() for found in _LINE.finditer(data[:room]))
             return Cut(self._hide(data[:room], lines), len(data) <= room, lines)
-        spans = self._spans(data)
+        spans = self._needles.spans(data)
         end = self._sure_end(data, spans) if more else len(data)
         end = min(end, room)
         for start, stop in spans:
@@ -118,28 +119,12 @@ class Mask:
 
     def _sure_end(self, data: bytes, spans: tuple[tuple[int, int], ...]) -> int:
         """Where the last bytes begin that could be the beginning of a value."""
-        end = min((_beginning(needle, data) for needle in self._needles), default=len(data))
+        end = self._needles.beginning(data)
         # A value that reaches into them and is complete is told from its own beginning on, not from its middle.
         for start, stop in reversed(spans):
             if start < end < stop:
                 end = start if len(data) - start < self.longest else stop
         return end
-
-    def _spans(self, data: bytes) -> tuple[tuple[int, int], ...]:
-        """Where values are, merged where they touch, in order."""
-        found: list[tuple[int, int]] = []
-        for needle in self._needles:
-            at = data.find(needle)
-            while at >= 0:
-                found.append((at, at + len(needle)))
-                at = data.find(needle, at + 1)
-        merged: list[tuple[int, int]] = []
-        for start, stop in sorted(found):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            else:
-                merged.append((start, stop))
-        return tuple(merged)
 
     @staticmethod
     def _hide(data: bytes, spans: tuple[tuple[int, int], ...]) -> bytes:
@@ -149,17 +134,6 @@ class Mask:
         for start, stop in spans:
             hidden[start:stop] = b"*" * (stop - start)
         return bytes(hidden)
-
-
-def _beginning(needle: bytes, data: bytes) -> int:
-    """Where the longest end of `data` begins that a needle begins with, but for the whole of it; else its end."""
-    at, head = max(0, len(data) - len(needle) + 1), needle[:4]
-    while at < len(data):
-        if needle.startswith(data[at:]):
-            return at
-        found = data.find(head, at + 1)
-        at = found if found >= 0 else max(at + 1, len(data) - len(head) + 1)
-    return len(data)
 
 
 def wash(path: Path, mask: Mask, offset: int = 0) -> None:

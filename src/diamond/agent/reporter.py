@@ -52,6 +52,10 @@ _QUIET_S = 60.0
 _DOUBT_S = 10.0
 _DOUBTS = 3  # refusals that may be a passing fault of the server (or of a proxy) before less is told
 _STUCK_S = 1.0
+# One job must not hold back what is to be told of the others.
+_DRAFT_S = 0.5  # after so long, what was gathered is sent before more jobs are looked at
+_JOB_S = 0.25  # a job that took longer gets less room next time
+_REST = 3  # and waits so many times as long as it took
 
 
 @dataclass
@@ -79,8 +83,10 @@ class Reporter:
         usage: Callable[[], EndpointUsage],
         on_delivered: Callable[[list[Tracked]], None],
         vault: Vault | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_delivered` takes jobs whose final state the server has acknowledged (or does not want)."""
+        self._clock = clock
         self._vault = vault or Vault()
         self._samples = NodeSamples()
         self._curves = PlainCurves()
@@ -117,7 +123,7 @@ class Reporter:
                 continue
             if not again:
                 self._news.wait(self._wait_s())
-                self._stop.wait(max(0.0, self._last_sent + _GAP_S - time.monotonic()))
+                self._stop.wait(max(0.0, self._last_sent + _GAP_S - self._clock()))
             self._news.clear()
             try:
                 again = self.report_once()
@@ -132,8 +138,8 @@ class Reporter:
                 again = True
 
     def _wait_s(self) -> float:
-        due = self._last_sent + HEARTBEAT_S - time.monotonic()
-        now = time.monotonic()
+        due = self._last_sent + HEARTBEAT_S - self._clock()
+        now = self._clock()
         with self._table.lock:
             streaming = [job for job in self._table.live() if job.has_streams]
             eager = any(job.eager_until > now and not job.acked.get("log") for job in streaming)
@@ -150,7 +156,7 @@ class Reporter:
         if not self._session.synced.is_set():  # another epoch: wait for what it holds
             return False
         draft = self._draft()
-        now = time.monotonic()
+        now = self._clock()
         if not draft.about and now - self._last_sent < HEARTBEAT_S:
             return False
         usage = None
@@ -172,7 +178,7 @@ class Reporter:
                 self._narrow(draft, error)
             return True
         fault_point("agent.reported")
-        self._last_sent = time.monotonic()
+        self._last_sent = self._clock()
         self._last_usage = self._last_sent if usage is not None else self._last_usage
         self.patience.worked()
         if ack.epoch != epoch:
@@ -214,19 +220,30 @@ class Reporter:
         live = self._table.live()
         if live:
             self._turn = (self._turn + 1) % len(live)
-        now = time.monotonic()
+        began = self._clock()
         for job in live[self._turn :] + live[: self._turn]:
-            if job.quiet_until > now:
+            now = self._clock()
+            if job.quiet_until > began:
                 continue
             if (
                 len(draft.about) >= self._max_jobs
                 or draft.num_bytes >= MAX_REPORT_STREAM_BYTES
                 or draft.listed_bytes >= _MAX_LISTED_BYTES
+                or (draft.about and now - began > _DRAFT_S)
             ):
                 draft.is_cut = True
                 break
             self._add(draft, job)
+            self._pace(job, self._clock() - now)
         return draft
+
+    def _pace(self, job: Tracked, spent_s: float) -> None:
+        """Less at a time, and a rest, for a job that took long to read: secrets, a slow disk, or on purpose."""
+        if spent_s <= _JOB_S:
+            job.room_bytes = min(_LONE_CHUNK_BYTES, 2 * job.room_bytes)
+            return
+        job.room_bytes = max(_MIN_CHUNK_BYTES, min(job.room_bytes, self._max_chunk_bytes) // 2)
+        job.quiet_until = max(job.quiet_until, self._clock() + _REST * spent_s)
 
     def _add(self, draft: _Draft, job: Tracked) -> None:
         with self._table.lock:
@@ -261,7 +278,7 @@ class Reporter:
         problems: dict[str, list[str]] = {}
         is_whole = True
         alone = self._behind <= {job.job_id}
-        most = min(self._max_chunk_bytes, _LONE_CHUNK_BYTES if alone else _MAX_CHUNK_BYTES)
+        most = min(self._max_chunk_bytes, job.room_bytes, _LONE_CHUNK_BYTES if alone else _MAX_CHUNK_BYTES)
         self._samples.gather(job.order, job.run_dir, is_over=is_over)
         if not self._curves.gather(job.order, job.run_dir, is_over=is_over):
             is_whole, draft.is_cut = False, True
@@ -302,7 +319,7 @@ class Reporter:
             if is_final_said and state is not None and state.is_final:
                 delivered.append(job)
             elif said is not None and state is None:
-                job.quiet_until = time.monotonic() + _STUCK_S
+                job.quiet_until = self._clock() + _STUCK_S
         if delivered:
             self._samples.forget(job.job_id for job in delivered)
             self._curves.forget(job.job_id for job in delivered)
@@ -334,12 +351,12 @@ class Reporter:
             log.error("the server refuses the report of job %s: %s", job.job_id, error)
             job.num_refused += 1
             if job.job_id not in draft.over or job.tell == Told.LEAST:
-                job.quiet_until = time.monotonic() + _QUIET_S
+                job.quiet_until = self._clock() + _QUIET_S
             elif is_definite or job.num_refused > _DOUBTS:
                 job.tell = Told(job.tell + 1)
                 job.refusal = error.message
             else:
-                job.quiet_until = time.monotonic() + _DOUBT_S
+                job.quiet_until = self._clock() + _DOUBT_S
 
 
 def _printed_all(job: Tracked, result: JobReport) -> bool:

@@ -60,6 +60,7 @@ class Tracked:
         self.is_orphan = False  # the server does not know the job (any more)
         self.eager_until = 0.0  # monotonic; it has just begun: its first line is news
         self.quiet_until = 0.0  # monotonic; the server could not digest what was said of it
+        self.room_bytes = 2**30  # of a stream in one report; the reporter lowers it for a job that is slow to read
         # How the server took its result; the reporter's own.
         self.tell = Told.ALL
         self.num_refused = 0

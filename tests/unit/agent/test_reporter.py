@@ -15,8 +15,10 @@ from diamond.agent import reporter as module
 from diamond.agent.link import Link
 from diamond.agent.reporter import Reporter, body_of
 from diamond.agent.schedulers.base import Observed
+from diamond.agent.secrets import Vault
 from diamond.agent.session import Session
 from diamond.agent.table import JobTable, Tracked, reduced, report_of
+from diamond.agent.tail import Piece
 from diamond.core.codec import encode
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.errors import DiamondError, InvalidInput, NotFound, TooLarge
@@ -32,7 +34,7 @@ MIB = 1024 * 1024
 class Bench:
     """A reporter without its thread, and the server it speaks to, of which `refuse` says what it takes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
         self.table = JobTable()
         self.sent: list[Report] = []
@@ -50,6 +52,7 @@ class Bench:
             table=self.table,
             usage=lambda: EndpointUsage(at=1.0),
             on_delivered=self._take,
+            **options,
         )
         self.reporter._last_usage = float("inf")
 
@@ -301,3 +304,61 @@ def test_a_curve_pattern_that_matched_nothing_is_told_with_the_result(
     note = "curve pattern 'loss: {loss}' matched no line of the output; compare with the log, where capitals count"
     assert bench.delivered == [job]
     assert bench.sent[-1].jobs[0].detail == said.replace("{note}", note)
+
+
+class SlowVault(Vault):
+    """Reading one job's streams takes long."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self.slow = slow
+        self.now = 1000.0
+        self.rooms: list[int] = []
+
+    def read(self, order: JobOrder, run_dir: Path, stream: str, offset: int, room: int, *, is_over: bool) -> Piece:
+        piece = super().read(order, run_dir, stream, offset, room, is_over=is_over)
+        if order.job_id == self.slow and piece.data:
+            self.now += 2.0 * len(piece.data) / MIB
+            self.rooms.append(len(piece.data))
+        return piece
+
+
+def test_a_job_that_is_slow_to_read_does_not_hold_back_the_others(tmp_path: Path) -> None:
+    vault = SlowVault("job_00000001")
+    bench = Bench(tmp_path, vault=vault, clock=lambda: vault.now)
+    bench.job("job_00000001", log=b"s" * 8 * MIB)
+    quick = bench.job("job_00000002", log=b"q" * 4 * MIB)
+    began = vault.now
+    slow_s = 0.0
+    while quick.acked["log"] < 4 * MIB:
+        before = vault.now
+        bench.reporter.report_once()
+        slow_s += vault.now - before
+        vault.now += 0.01
+    assert vault.now - began < 10, "the slow job alone would take 16 seconds"
+    while vault.now < began + 60:
+        bench.reporter.report_once()
+        vault.now += 0.05
+    assert min(vault.rooms) < MIB / 4, "it is read in smaller pieces"
+    share = 2.0 * sum(vault.rooms) / MIB / (vault.now - began)
+    assert share < 0.6
+    assert bench.log.count(b"s") == sum(vault.rooms), "and what was read is told once"
+
+
+def test_what_was_gathered_leaves_before_more_is_read(tmp_path: Path) -> None:
+    """Many jobs that are each a little slow: the first report does not wait for the last of them."""
+    now = [1000.0]
+
+    class Dragging(Vault):
+        def read(self, order: JobOrder, run_dir: Path, *given: Any, **more: Any) -> Piece:
+            now[0] += 0.05
+            return super().read(order, run_dir, *given, **more)
+
+    bench = Bench(tmp_path, vault=Dragging(), clock=lambda: now[0])
+    for number in range(20):
+        bench.job(f"job_{number:08}", log=b"x" * 100)
+    bench.reporter.report_once()
+    assert 1 <= len(bench.sent[0].streams) < 10
+    for _ in range(20):
+        bench.reporter.report_once()
+    assert bytes(bench.log) == b"x" * 2000
