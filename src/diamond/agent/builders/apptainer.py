@@ -23,8 +23,9 @@ from pathlib import Path
 from diamond.agent.builders import bases, ownership
 from diamond.agent.builders.base import NETWORK_ENVS, BuildContext, BuildProblem, Clock, CommandFailed, Commands
 from diamond.agent.builders.keeper import kept
+from diamond.agent.builders.removing import remove_tree
 from diamond.agent.builders.steps import APT_FILE, STEPS_FILE, write_steps
-from diamond.agent.builders.store import make_readable, remove_tree
+from diamond.agent.builders.store import make_readable
 from diamond.core.definitions import INSIDE, apptainer_definition
 from diamond.core.images import ENV_IN_IMAGE
 from diamond.core.recipes import Recipe, Stage

@@ -1,57 +1,85 @@
 """Unpacks an image archive (as `podman save`, `docker save` and `skopeo` write them) into a folder, without root.
 
 For builders whose own tools only take images from registries. Layers are applied in order, with what they take away
-again; owners are given up, since an ordinary user has only one, and so are devices.
+again. What may be in an archive is checked in `tars.py`, what is done with it in `unpacking.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import lzma
 import os
 import platform
-import shutil
-import stat
 import tarfile
-import zlib
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection
+from pathlib import Path
 from typing import IO, Any
 
 from diamond.agent.builders.base import BuildProblem
+from diamond.agent.builders.room import LIMITS, Limits, Room, show
+from diamond.agent.builders.tars import NO_TAR, BadArchive, members, open_tar
+from diamond.agent.builders.unpacking import Unpacker
 
-_GONE = ".wh."
-_ALL_GONE = ".wh..wh..opq"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64"}
 _MAX_LINKS = 40
-_NO_ARCHIVE = (
-    *(tarfile.TarError, EOFError, KeyError, IndexError, TypeError, ValueError, AttributeError),
-    *(RecursionError, zlib.error, lzma.LZMAError),
-)
+_MAX_FILES = 100_000  # beside its layers an archive holds a few papers
+_MAX_LAYERS = 1000  # engines stop at 127
+_MAX_PAPER_BYTES = 16 * 1024 * 1024
+_MAX_NESTED = 8
 
 
-def unpack_image(archive: Path, target: Path) -> list[str]:
+def unpack_image(archive: Path, target: Path, limits: Limits = LIMITS) -> list[str]:
     """Make the folder `target` from it; the image's own variables, as NAME=value.
 
     Raises:
-        BuildProblem: it is no such archive, or for another kind of machine.
+        BuildProblem: it is no such archive, one for another kind of machine, too large, or made to do harm.
     """
     try:
-        with tarfile.open(archive) as outer:
+        room = Room(archive, target.parent, limits)
+        with open_tar(archive, room.max_bytes) as outer:
             image = _Archive(outer)
             config, layers = image.docker() if image.has("manifest.json") else image.oci()
             _check_machine(config, archive)
+            if len(layers) > _MAX_LAYERS:
+                raise BadArchive(f"it has {len(layers)} layers; {_MAX_LAYERS} are allowed")
             target.mkdir()
-            for layer in layers:
-                with image.open(layer) as file, tarfile.open(fileobj=file, mode="r|*") as inner:
-                    _apply(inner, target)
+            with Unpacker(target, room, whiteouts=True) as unpacker:
+                for layer in layers:
+                    with image.open(layer) as file, open_tar(file, room.max_bytes) as inner:
+                        unpacker.apply(inner)
             return [str(line) for line in (config.get("config") or {}).get("Env") or []]
-    except _NO_ARCHIVE as error:
+    except BadArchive as error:
+        raise BuildProblem(
+            f"{archive} is not an archive of an image that is unpacked here: {error}", hint=_HINT, code="base"
+        ) from error
+    except NO_TAR as error:
         raise BuildProblem(
             f"{archive} is not an archive of an image that can be read here ({type(error).__name__}: {error})",
-            hint="write it with `podman save` or `docker save`; its layers may be plain or compressed with gzip",
+            hint=_HINT,
             code="base",
         ) from error
+    except OSError as error:
+        raise BuildProblem(f"{archive} cannot be read: {error.strerror or error}", hint=_HINT, code="base") from error
+
+
+def unpack_folder(
+    archive: Path, target: Path, *, closed: bool = False, leave: Collection[str] = (), limits: Limits = LIMITS
+) -> None:
+    """Unpack a tar of plain files, such as one of a root file system, into the folder `target`, which is there.
+
+    Args:
+        closed, leave: as `Unpacker` takes them.
+
+    Raises:
+        BadArchive, or another of tars.NO_TAR: it is no such archive, or one made to do harm.
+        BuildProblem: it is too large, or there is no room.
+        OSError: it cannot be read.
+    """
+    room = Room(archive, target, limits)
+    with open_tar(archive, room.max_bytes) as tar, Unpacker(target, room, closed=closed, leave=leave) as unpacker:
+        unpacker.apply(tar)
+
+
+_HINT = "write it with `podman save` or `docker save`; its layers may be plain or compressed with gzip"
 
 
 class _Archive:
@@ -59,7 +87,11 @@ class _Archive:
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
-        self._members = {member.name.removeprefix("./"): member for member in tar}
+        self._members: dict[str, tarfile.TarInfo] = {}
+        for count, member in enumerate(members(tar)):
+            if count >= _MAX_FILES:
+                raise BadArchive(f"{show(member.name)} is one more than the {_MAX_FILES:,} files it may have")
+            self._members[member.name.removeprefix("./")] = member
 
     def has(self, name: str) -> bool:
         return name in self._members
@@ -80,7 +112,10 @@ class _Archive:
 
     def json(self, name: str) -> Any:
         with self.open(name) as file:
-            return json.load(file)
+            data = file.read(_MAX_PAPER_BYTES + 1)
+        if len(data) > _MAX_PAPER_BYTES:
+            raise BadArchive(f"{show(name)} is longer than {_MAX_PAPER_BYTES // 1024**2} MiB")
+        return json.loads(data)
 
     def docker(self) -> tuple[dict[str, Any], list[str]]:
         """The image's configuration and the names of its layers, lowest first."""
@@ -91,12 +126,14 @@ class _Archive:
         manifest = self._manifest(self.json("index.json"))
         return self.json(_blob(manifest["config"])), [_blob(layer) for layer in manifest["layers"]]
 
-    def _manifest(self, index: dict[str, Any]) -> dict[str, Any]:
+    def _manifest(self, index: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+        if depth > _MAX_NESTED:
+            raise BadArchive("its lists of images lead to one another")
         listed = index["manifests"]
         wanted = _MACHINES.get(platform.machine(), platform.machine())
         fitting = [one for one in listed if (one.get("platform") or {}).get("architecture") == wanted]
         found: dict[str, Any] = self.json(_blob((fitting or listed)[0]))
-        return self._manifest(found) if "manifests" in found else found
+        return self._manifest(found, depth + 1) if "manifests" in found else found
 
 
 def _blob(entry: dict[str, Any]) -> str:
@@ -112,93 +149,3 @@ def _check_machine(config: dict[str, Any], archive: Path) -> None:
             hint=f"save the image for linux/{wanted}",
             code="base",
         )
-
-
-def _apply(layer: tarfile.TarFile, root: Path) -> None:
-    made: set[Path] = set()  # by this layer: what it takes away are only files of those below it
-    for member in layer:
-        parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", ".")]
-        if ".." in parts:
-            raise ValueError(f"{member.name} leads out of the image")
-        if not parts:
-            continue
-        parent = _resolve(root, "/".join(parts[:-1]))
-        _make_folders(root, parent)
-        name = parts[-1]
-        if name == _ALL_GONE:
-            for entry in parent.iterdir():
-                if entry not in made:
-                    _remove(entry)
-        elif name.startswith(_GONE):
-            _remove(parent / name[len(_GONE) :])
-        else:
-            _make(layer, member, parent / name, root)
-            made.update((parent / name, parent, *parent.parents))
-
-
-def _make(layer: tarfile.TarFile, member: tarfile.TarInfo, path: Path, root: Path) -> None:
-    mode = stat.S_IMODE(member.mode) & 0o1777  # rights of another account mean nothing here
-    if member.isdir():
-        if not path.is_dir() or path.is_symlink():
-            _remove(path)
-            path.mkdir()
-        path.chmod(mode | 0o700)
-    elif member.isreg():
-        _remove(path)
-        with path.open("xb") as file:
-            source = layer.extractfile(member)
-            assert source is not None
-            shutil.copyfileobj(source, file, 1024 * 1024)
-        path.chmod(mode | 0o600)
-        os.utime(path, (member.mtime, member.mtime))
-    elif member.issym():
-        _remove(path)
-        path.symlink_to(member.linkname)
-    elif member.islnk():
-        linked = _resolve(root, os.path.dirname(member.linkname)) / os.path.basename(member.linkname)
-        if linked != path:
-            _remove(path)
-            os.link(linked, path, follow_symlinks=False)
-
-
-def _resolve(root: Path, name: str) -> Path:
-    """Where a path of the image is in the folder, every link on the way read as the image would read it."""
-    todo = [part for part in reversed(name.split("/")) if part not in ("", ".")]
-    here: list[str] = []
-    links = 0
-    while todo:
-        part = todo.pop()
-        if part == "..":
-            del here[-1:]
-            continue
-        path = root.joinpath(*here, part)
-        if not path.is_symlink():
-            here.append(part)
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise ValueError(f"{name} has too many links")
-        to = os.readlink(path)
-        if to.startswith("/"):
-            here = []
-        todo.extend(one for one in reversed(to.split("/")) if one not in ("", "."))
-    return root.joinpath(*here)
-
-
-def _make_folders(root: Path, folder: Path) -> None:
-    """With no link among them: `folder` comes from `_resolve`."""
-    here = root
-    for part in folder.relative_to(root).parts:
-        here = here / part
-        if not here.is_dir():
-            with contextlib.suppress(FileNotFoundError):
-                here.unlink()
-            here.mkdir()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from diamond.agent.builders.base import BuildContext, BuildProblem
+from diamond.agent.builders.room import LIMITS
+from diamond.agent.builders.tars import NO_TAR, members, open_tar
 
 _SQUASH = (".sqfs", ".squashfs", ".squash")
 
@@ -109,10 +110,10 @@ def _of_path(path: str) -> Base:
 def archive_kind(path: Path) -> str:
     """ "docker" or "oci" for an image with its layers, "rootfs" for a tar of its files."""
     try:
-        with tarfile.open(path) as archive:
+        with open_tar(path, LIMITS.bytes_of(path.stat().st_size)) as archive:
             # These lie at the top of an archive, and one of them within the first few members unless it is a root
             # file system, of which nobody wants to read all to find out.
-            for number, member in enumerate(archive):
+            for number, member in enumerate(members(archive)):
                 name = member.name.removeprefix("./")
                 if name == "manifest.json":
                     return "docker"
@@ -120,7 +121,7 @@ def archive_kind(path: Path) -> str:
                     return "oci"
                 if number >= 10_000 or name.split("/")[0] in ("bin", "etc", "usr", "lib"):
                     break
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (*NO_TAR, OSError) as error:
         raise BuildProblem(
             f"{path} is neither a folder nor an archive that can be read ({error})",
             hint="give a tar of a root file system, an archive of an image, or a folder",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -18,10 +17,12 @@ from pathlib import Path
 
 from diamond.agent import programs
 from diamond.agent.builders import bases, steps
-from diamond.agent.builders.archives import unpack_image
+from diamond.agent.builders.archives import unpack_folder, unpack_image
 from diamond.agent.builders.base import BuildContext, BuildProblem, CommandFailed, Commands
 from diamond.agent.builders.guarded import read_inside, write_inside
 from diamond.agent.builders.keeper import kept
+from diamond.agent.builders.removing import remove_tree
+from diamond.agent.builders.tars import NO_TAR
 from diamond.core.containerfiles import INPUTS, STEPS, containerfile, step_argv
 from diamond.core.images import ENV_IN_IMAGE
 from diamond.core.recipes import Recipe, Stage
@@ -32,6 +33,7 @@ TMP = "/tmp"  # noqa: S108 - inside an image
 _ASK_S = 30.0
 _KERNEL = ("dev", "proc", "sys")  # the machine's own are mounted there; what a folder has is not copied
 _NEEDED = (*_KERNEL, "etc", "home", "mnt", "opt", "root", "run", "tmp", "usr", "var")
+_LENT = stat.S_ISUID | stat.S_ISGID
 _ENTER = f'if [ -f {ENV_IN_IMAGE} ]; then . {ENV_IN_IMAGE}; fi; exec "$@"'
 
 
@@ -110,7 +112,7 @@ class CharliecloudBuilder:
         try:
             ctx.commands.run(["cp", "-a", "-l", str(last), str(target)], quiet=True)
         except CommandFailed:
-            shutil.rmtree(target, ignore_errors=True)
+            remove_tree(target)
             _copy(last, target, ctx.commands)
         self._step("pack", target, ctx)
         _label(target, {"diamond.image": ctx.work.image_id, "diamond.recipe": ctx.recipe.digest, **ctx.recipe.labels})
@@ -136,10 +138,7 @@ class CharliecloudBuilder:
                     _copy(entry, target / entry.name, ctx.commands)
         elif base.kind == "rootfs":
             target.mkdir()
-            leave = [f"--exclude={dot}{name}/*" for name in _KERNEL for dot in ("", "./")]
-            ctx.commands.run(
-                ["tar", "-C", str(target), "-xf", base.where, "--no-same-owner", "--anchored", *leave], quiet=True
-            )
+            _unpack(base.path, target, leave=_KERNEL)
         elif base.kind in ("docker", "oci"):
             _set_variables(target, unpack_image(base.path, target))
         elif base.kind == "squash":
@@ -162,7 +161,7 @@ class CharliecloudBuilder:
         ctx.commands.run(["ch-image", "pull", "--no-cache", *at, reference, "base"], env=env)
         convert = ["ch-convert", "-i", "ch-image", "-o", "dir", *at, "base", str(target)]
         ctx.commands.run(convert, env=env, quiet=True)
-        shutil.rmtree(storage, ignore_errors=True)
+        remove_tree(storage)
 
     # -- using ---------------------------------------------------------------------------------------------------
 
@@ -182,8 +181,19 @@ class CharliecloudBuilder:
 
     def load(self, payload: Path, target: Path, commands: Commands) -> None:
         target.mkdir()
-        commands.run(["tar", "-C", str(target), "-xf", str(payload), "--no-same-owner"], quiet=True)
+        _unpack(payload, target)
         _open_up(target)
+
+
+def _unpack(archive: Path, target: Path, leave: Sequence[str] = ()) -> None:
+    try:
+        unpack_folder(archive, target, leave=leave)
+    except (*NO_TAR, OSError) as error:
+        raise BuildProblem(
+            f"{archive} is not a tar of a root file system that can be unpacked here: {error}",
+            hint="write it with `podman export` or `tar`; it may be compressed with gzip, bzip2 or xz",
+            code="base",
+        ) from error
 
 
 def _environ() -> dict[str, str]:
@@ -223,7 +233,8 @@ def _copy(source: Path, target: Path, commands: Commands) -> None:
 
 
 def _open_up(folder: Path) -> None:
-    """Everything in it can be read by whoever may enter the store, and removed by its owner.
+    """Everything in it can be read by whoever may enter the store, and removed by its owner; nothing else is in it
+    than folders, files and links, and none of them lends anybody its owner's rights: all of it can travel.
 
     Inside, the build was root, to whom a file's mode means nothing; outside it is an ordinary account again.
     """
@@ -237,11 +248,13 @@ def _open_up(folder: Path) -> None:
                     waiting.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     _permit(entry.path, entry.stat(follow_symlinks=False).st_mode, 0o644)
+                elif not entry.is_symlink():
+                    os.unlink(entry.path)
 
 
 def _permit(path: str, mode: int, wanted: int) -> None:
-    if mode & wanted != wanted:
-        os.chmod(path, stat.S_IMODE(mode) | wanted)
+    if mode & wanted != wanted or mode & _LENT:
+        os.chmod(path, stat.S_IMODE(mode) & ~_LENT | wanted)
 
 
 _CAUSES = (

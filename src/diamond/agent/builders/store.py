@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import socket
 import stat
 import threading
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diamond.agent.builders.refs import REF_FILE, Ref
+from diamond.agent.builders.removing import remove_tree
 from diamond.core.codec import decode, encode
 from diamond.core.compat import sha256_of
 from diamond.core.errors import InvalidInput
@@ -290,18 +290,6 @@ def write_json(path: Path, value: Any) -> None:
     part = path.with_name(f"{path.name}.part")
     part.write_text(json.dumps(encode(value), indent=1) + "\n")
     os.replace(part, path)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file or folder that is ours, whatever modes are in it. One that is not there is fine."""
-    if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        return
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():  # folders without permission for their owner; images have such
-        make_readable(path)
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def make_readable(folder: Path) -> None:

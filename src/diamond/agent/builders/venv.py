@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +21,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from diamond.agent.builders.archives import unpack_folder
 from diamond.agent.builders.base import NETWORK_ENVS, BuildContext, BuildProblem, CommandFailed, Commands
 from diamond.agent.builders.guarded import read_inside, write_inside
 from diamond.agent.builders.keeper import kept
 from diamond.agent.builders.movable import make_movable, point_at
+from diamond.agent.builders.removing import remove_tree
 from diamond.agent.builders.runner import RUNNER_FILE
+from diamond.agent.builders.tars import NO_TAR
 from diamond.core.recipes import Recipe, Stage
 from diamond.core.venvfiles import ROOT, venv_steps
 
@@ -166,7 +168,7 @@ class VenvBuilder:
 
     def load(self, payload: Path, target: Path, commands: Commands) -> None:
         folder = target.with_name(f"{target.name}.unpacking")
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         try:
             _unpack(payload, folder)
             python = _same_as(_read_made(folder / "image"))
@@ -174,12 +176,12 @@ class VenvBuilder:
             write_inside(folder / "image", MADE_WITH, _made_with(python))
             os.rename(folder / "image", target)
             _seal(target)
-        except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, StopIteration) as error:
+        except (*NO_TAR, OSError, StopIteration) as error:
             raise BuildProblem(
                 f"the file does not hold a virtual environment of Diamond: {error}", code="not_an_image"
             ) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
 
     def _make_base(self, target: Path, ctx: BuildContext) -> None:
         if ctx.recipe.base_image:
@@ -336,7 +338,7 @@ def _copy(source: Path, target: Path, commands: Commands, *, share: bool = False
             commands.run(["cp", "-a", "--link", str(source), str(target)], quiet=True)
             return
         except CommandFailed:  # a file system without hard links
-            shutil.rmtree(target, ignore_errors=True)
+            remove_tree(target)
     commands.run(["cp", "-a", "--reflink=auto", str(source), str(target)])
     for path, _ in _entries(target):
         os.chmod(path, os.stat(path).st_mode | 0o200)
@@ -358,20 +360,7 @@ def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
 def _unpack(payload: Path, folder: Path) -> None:
     """Unpack what another machine made, and nothing outside `folder`."""
     folder.mkdir(parents=True)
-    with tarfile.open(payload, "r:*") as archive:
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(folder, filter="data")
-            return
-        for entry in archive:  # an older Python 3.10
-            end = os.path.normpath(
-                os.path.join(os.path.dirname(entry.name), entry.linkname) if entry.issym() else entry.name
-            )
-            hard = os.path.normpath(entry.linkname) if entry.islnk() else ""
-            if any(path.startswith(("/", "..")) for path in (entry.name, end, hard)) or not (
-                entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()
-            ):
-                raise ValueError(f"{entry.name} leads out of it")
-            archive.extract(entry, folder)
+    unpack_folder(payload, folder, closed=True)
 
 
 def _some(items: Sequence[str]) -> str:
