@@ -52,7 +52,6 @@ class Room:
         self._archive, self._folder, self._limits = archive, folder, limits
         self.max_bytes = limits.bytes_of(archive.stat().st_size)
         self._bytes = self._entries = 0
-        self._unseen_bytes = self._unseen_entries = 0
         self._look(0)
 
     def enter(self, name: str) -> None:
@@ -71,7 +70,7 @@ class Room:
                 name, f"brings it to more than {self.max_bytes / 1e9:.1f} GB unpacked, the limit for a file of its size"
             )
         self._unseen_bytes += size_bytes
-        if self._unseen_bytes >= _LOOK_EVERY_BYTES or self._unseen_entries >= _LOOK_EVERY_ENTRIES:
+        if self._unseen_bytes >= self._bytes_till_look or self._unseen_entries >= self._entries_till_look:
             self._look(size_bytes)
 
     def explain(self, error: OSError, name: str) -> BuildProblem:
@@ -88,11 +87,16 @@ class Room:
         self._unseen_bytes = self._unseen_entries = 0
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
-        if free - coming_bytes < min(self._limits.keep_free_bytes, disk.f_blocks * disk.f_frsize // 20):
-            raise self._full(f"{free / 1e9:.2f} GB are left")
+        left = free - min(self._limits.keep_free_bytes, disk.f_blocks * disk.f_frsize // 20)
+        if left < coming_bytes:
+            raise self._full(f"{free / 1e6:,.0f} MB are left")
         # Some file systems make places for files as they are needed, and count none.
-        if disk.f_files and disk.f_favail < disk.f_files // 20:
+        places = disk.f_favail - disk.f_files // 20 if disk.f_files else _LOOK_EVERY_ENTRIES * 4
+        if places < 1:
             raise self._full(f"it has room for {disk.f_favail:,} more files")
+        # More often the less there is, since others write, too.
+        self._bytes_till_look = min(_LOOK_EVERY_BYTES, (left - coming_bytes) // 4)
+        self._entries_till_look = min(_LOOK_EVERY_ENTRIES, places // 4)
 
     def _full(self, why: str) -> BuildProblem:
         return BuildProblem(

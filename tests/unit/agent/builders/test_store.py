@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from diamond.agent.builders import store as stores
-from diamond.agent.builders.store import ImageStore, measure, prune, remove_tree, sweep, tree_digest, write_json
+from diamond.agent.builders.removing import remove_tree
+from diamond.agent.builders.store import ImageStore, measure, prune, sweep, tree_digest, write_json
 from diamond.core.errors import InvalidInput
 from diamond.core.images import FACTS_FILE, ImageFacts
 
