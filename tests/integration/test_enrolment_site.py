@@ -83,10 +83,15 @@ def _stop_and_allow(site: Site, agent: list[str], look: Callable[[], Endpoint]) 
     """Root of the centre stops its agents and lets them run again."""
     folder = site.path("/etc/diamond")
     folder.mkdir()
+    eventually(lambda: look().online, within_s=60, what="the agent that was killed is connected again")
     (folder / "stop").write_text("maintenance until Friday\n")
-    eventually(lambda: not look().online, within_s=40, what="the agent has gone")
-    usage = look().usage
-    assert usage and any("maintenance until Friday" in warning for warning in usage.warnings)
+
+    def has_gone() -> bool:
+        now = look()
+        told = now.usage is not None and any("maintenance until Friday" in warning for warning in now.usage.warnings)
+        return told and not now.online
+
+    eventually(has_gone, within_s=60, what="the agent has gone, and has said why")
     refused = site.run([*agent, "start"], check=False)
     assert refused.returncode == 1
     assert "stopped all Diamond agents (/etc/diamond/stop: maintenance" in refused.stderr
