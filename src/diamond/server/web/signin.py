@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from diamond.core.errors import DiamondError, Forbidden, Unauthenticated
 from diamond.server import auth, peers
-from diamond.server.headers import host_name, is_loopback_name
+from diamond.server.hosts import host_name, is_loopback_name
 from diamond.server.services import accounts, federation, loopback, sessions
 from diamond.server.web.forms import Form, OpenForm, Visitor, drop_session, set_session, show_open, twice
 from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, safe_next, settings_of, show, to
