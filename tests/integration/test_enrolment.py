@@ -155,6 +155,31 @@ def test_one_pasted_line(secure: Service, login: Login) -> None:
         assert "start it" in status["problem"]["hint"]  # type: ignore[index]
 
 
+def test_a_login_node_of_another_batch_system(secure: Service, login: Login) -> None:
+    """Refused before the code is spent, at the start as well; taken as a single machine by somebody who says so."""
+    line = line_for(secure, "create", "pbs-site")["line"]
+    for name in ("qsub", "qstat", "pbsnodes"):
+        (login.path / name).write_text("#!/bin/sh\n")
+        (login.path / name).chmod(0o755)
+    refused = login.paste(line, check=False)
+    assert refused.returncode != 0
+    assert f"a cluster of PBS ({login.path}/qsub, " in refused.stderr and "--scheduler local" in refused.stderr
+    assert not list(login.home.glob(".diamond/agents/*/token"))
+    with secure.client() as client:
+        assert not client.endpoints.get("pbs-site").online
+    done = login.paste(f"{line} --scheduler local")
+    assert "The agent runs in the background" in done.stdout
+    with secure.client() as client:
+        wait_online(client, "pbs-site")
+        assert "hello" in run_task(client, "pbs-site")
+    login.agent("pbs-site", "stop")
+    config = login.folder("pbs-site") / "agent.json"
+    config.write_text(config.read_text().replace('"scheduler": "local"', '"scheduler": ""'))  # as of an older version
+    started = login.agent("pbs-site", "run", check=False)
+    assert started.returncode == 1 and "a cluster of PBS" in started.stderr
+    login.agent("pbs-site", "run", "--once", "--scheduler", "local")
+
+
 def test_without_curl_and_with_four_starts_at_once(secure: Service, login: Login) -> None:
     (login.path / "curl").unlink()
     made = line_for(secure, "create", "quiet")

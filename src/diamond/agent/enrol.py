@@ -19,6 +19,7 @@ from diamond.agent.asked import forget_owner
 from diamond.agent.config import AgentConfig, instance_of, own_file, token_file
 from diamond.agent.credentials import pending_token
 from diamond.agent.link import CONNECT_TIMEOUT_S, Link
+from diamond.agent.schedulers.choice import choose
 from diamond.core.codec import decode, encode
 from diamond.core.enrolment import CA_PATH, ENDPOINT_NAME, Enrolled, NewAgent, plain_code, token_hash
 from diamond.core.errors import (
@@ -65,7 +66,8 @@ def enrol(
         take_over: another home spoke for this endpoint and is lost; what it ran is given up.
 
     Raises:
-        DiamondError: the server cannot be reached or trusted, or does not accept the code.
+        DiamondError: the server cannot be reached or trusted, or does not accept the code; or this machine belongs to a
+            cluster that Diamond cannot submit to, and `scheduler` does not say that it is to be used by itself.
     """
     server = server.rstrip("/")
     if not plain_code(code):
@@ -83,14 +85,17 @@ def enrol(
         if name is not None and name != found.endpoint_name:
             raise InvalidInput(f"the code is for endpoint {found.endpoint_name}, not {name[:80]!r}", field="--name")
         folder = (home or Home.find().agent(found.endpoint_name)).expanduser().absolute()
-        key = hashlib.sha256(plain_code(code).encode()).hexdigest()[:16]
         known = AgentConfig.load(folder)
+        wanted = scheduler if scheduler is not None else known.scheduler if known else ""
+        if wanted != "slurm":  # its module may be loaded when the agent starts
+            choose(wanted or "auto", folder)  # before the code is spent
+        key = hashlib.sha256(plain_code(code).encode()).hexdigest()[:16]
         config = AgentConfig(
             server=server,
             name=found.endpoint_name,
             endpoint_id=found.endpoint_id,
             private_ca=authority is not None,
-            scheduler=scheduler if scheduler is not None else known.scheduler if known else "",
+            scheduler=wanted,
             enrolled_with=key,
         )
         _make(folder, known, config)

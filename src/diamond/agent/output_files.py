@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import errno
 import fnmatch
-import os
 import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from diamond.agent.work_tree import LeadsOut, WorkTree
 from diamond.core.bundles import check_relative_path
 from diamond.core.errors import InvalidInput
 
@@ -61,21 +60,20 @@ class Notes:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Files to keep, by their path below work/, and what is to be said about the rest."""
+    """Files to keep, by their path below work/: where there they are without links; and what to say of the rest."""
 
-    files: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
 
 
-def find(work: Path, patterns: tuple[str, ...], check_stop: Callable[[], None] = lambda: None) -> Found:
+def find(tree: WorkTree, patterns: tuple[str, ...], check_stop: Callable[[], None] = lambda: None) -> Found:
     """Resolve `outputs` patterns. A pattern that names a folder means everything in it; ``**`` crosses folders.
 
     `check_stop` is called now and then, and may raise.
     """
-    root = Path(os.path.realpath(work))
     found = Found()
     beyond: set[int] = set()
-    if os.path.islink(work) or os.path.islink(work.parent):  # else every file of this machine would be inside
+    if tree.is_link:  # else every file of this machine would be inside
         for raw in patterns:
             found.notes.add("is not kept: the job put a link in the place of its work directory", raw)
         return found
@@ -88,8 +86,8 @@ def find(work: Path, patterns: tuple[str, ...], check_stop: Callable[[], None] =
             continue
         kept = False
         said = found.notes.total
-        for relative in _matches(root, pattern, steps, found.notes, check_stop):
-            real = found.files.get(relative) or _resolve(root, relative, found.notes)
+        for relative in _matches(tree, pattern, steps, found.notes, check_stop):
+            real = found.files.get(relative) or _resolve(tree, relative, found.notes)
             if real is None:
                 continue
             kept = True
@@ -106,17 +104,14 @@ def find(work: Path, patterns: tuple[str, ...], check_stop: Callable[[], None] =
     return Found(files=dict(sorted(found.files.items())), notes=found.notes)
 
 
-def _resolve(root: Path, relative: str, notes: Notes) -> Path | None:
+def _resolve(tree: WorkTree, relative: str, notes: Notes) -> str | None:
     """The plain file behind a match; None, with a note where somebody may miss it, when it cannot be kept."""
     try:
         check_relative_path(relative, "output")
-        full = root / relative
-        os.stat(full)  # the kernel gives up on long chains of links; realpath would not
-        real = Path(os.path.realpath(full))
-        if root not in (real, *real.parents):
-            notes.add("is left out, being a link that leads out of the work directory", relative)
-            return None
-        return real if stat.S_ISREG(os.lstat(real).st_mode) else None
+        real, mode = tree.resolve(relative)
+        return real if stat.S_ISREG(mode) else None
+    except LeadsOut:
+        notes.add("is left out, being a link that leads out of the work directory", relative)
     except InvalidInput as error:
         notes.add(_kind_of(error, relative), relative)
     except OSError as error:
@@ -178,37 +173,38 @@ class Steps:
         return len(self._parts) in positions
 
 
-def _matches(root: Path, pattern: str, steps: Steps, notes: Notes, check_stop: Callable[[], None]) -> Iterator[str]:
+def _matches(tree: WorkTree, pattern: str, steps: Steps, notes: Notes, check_stop: Callable[[], None]) -> Iterator[str]:
     if _MAGIC.search(pattern):
-        yield from _walk(root, "", steps, notes, check_stop)
+        yield from _walk(tree, "", steps, notes, check_stop)
         return
-    start = root / pattern
     try:
-        is_folder = stat.S_ISDIR(os.stat(start).st_mode)
+        _, mode = tree.resolve(pattern)
+    except LeadsOut:
+        mode = 0
     except OSError as error:
         if error.errno not in _ABSENT:
             notes.add(f"cannot be read: {error.strerror}", pattern)
-        is_folder = False
-        if not os.path.lexists(start):
-            return
-    real = Path(os.path.realpath(start)) if is_folder else start
-    if is_folder and root in (real, *real.parents):
-        yield from _walk(root, pattern, None, notes, check_stop)
+        return
+    if stat.S_ISDIR(mode):
+        yield from _walk(tree, pattern, None, notes, check_stop)
     else:
         yield pattern
 
 
-def _walk(root: Path, top: str, steps: Steps | None, notes: Notes, check_stop: Callable[[], None]) -> Iterator[str]:
+def _walk(tree: WorkTree, top: str, steps: Steps | None, notes: Notes, check_stop: Callable[[], None]) -> Iterator[str]:
     """The paths below `top` that match; without `steps`, all. Links are named, not followed: one may lead to /."""
     todo: list[tuple[str, frozenset[int] | None]] = [(top, steps.start if steps is not None else None)]
     while todo:
         check_stop()
         folder, positions = todo.pop()
         try:
-            with os.scandir(root / folder) as entries:
-                inside = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            inside = tree.entries(folder)
+        except LeadsOut:
+            notes.add("is left out, being a link that leads out of the work directory", folder)
+            continue
         except OSError as error:
-            notes.add(f"cannot be read: {error.strerror}", folder or ".")
+            if folder or error.errno not in _ABSENT:
+                notes.add(f"cannot be read: {error.strerror}", folder or ".")
             continue
         for name, is_folder in inside:
             path = f"{folder}/{name}" if folder else name

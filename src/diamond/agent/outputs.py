@@ -5,17 +5,17 @@ Must not change the run directory, nor decide what the job's result is.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from diamond.agent.link import Backoff, Link
 from diamond.agent.output_files import find
+from diamond.agent.work_tree import WorkTree
 from diamond.core.errors import DiamondError, Unauthenticated
 from diamond.core.tasks import Output
 
@@ -46,7 +46,11 @@ class Collector:
         Raises:
             OutputsStopped: the agent stops.
         """
-        found = find(work, patterns, self._check_stop)
+        with WorkTree(work) as tree:
+            return self._collect(tree, patterns, max_bytes)
+
+    def _collect(self, tree: WorkTree, patterns: tuple[str, ...], max_bytes: int) -> tuple[tuple[Output, ...], str]:
+        found = find(tree, patterns, self._check_stop)
         notes = found.notes
         outputs: list[Output] = []
         left = max_bytes
@@ -57,7 +61,7 @@ class Collector:
                 notes.add("is left on the endpoint: the list of outputs is too long to be sent", path)
                 continue
             try:
-                size, digest = self._hash(real, left)
+                size, digest = self._hash(tree, real, left)
             except OSError as error:
                 notes.add(f"cannot be read: {error.strerror}", path)
                 continue
@@ -66,7 +70,7 @@ class Collector:
                 left -= size
             else:
                 notes.add(f"stays on the endpoint: policy.toml: max_output_bytes = {max_bytes} was reached", path)
-        stored = self._upload({output.sha256: found.files[output.path] for output in outputs if output.sha256})
+        stored = self._upload(tree, {output.sha256: found.files[output.path] for output in outputs if output.sha256})
         if stored is None:
             raise OutputsStopped
         for output in outputs:
@@ -78,8 +82,8 @@ class Collector:
         if self._stop.is_set():
             raise OutputsStopped
 
-    def _hash(self, path: Path, left: int) -> tuple[int, str]:
-        with _open(path) as fd:
+    def _hash(self, tree: WorkTree, path: str, left: int) -> tuple[int, str]:
+        with tree.open(path) as fd:
             size = os.fstat(fd).st_size
             if size > left:
                 return size, ""
@@ -93,7 +97,7 @@ class Collector:
                     return offset, ""
             return offset, digest.hexdigest()
 
-    def _upload(self, files: dict[str, Path]) -> set[str] | None:
+    def _upload(self, tree: WorkTree, files: dict[str, str]) -> set[str] | None:
         """The digests the server now has; None when the agent stops first."""
         stored: set[str] = set()
         names = list(files)
@@ -108,12 +112,12 @@ class Collector:
             stored |= set(batch) - set(received)
             pack: list[tuple[str, bytes]] = []
             for hexdigest, have in received.items():
-                data = _small(files[hexdigest])
+                data = _small(tree, files[hexdigest])
                 if data is not None:
                     pack.append((hexdigest, data))
                     if sum(len(one) for _, one in pack) < _PACK_BYTES:
                         continue
-                elif not self._put(hexdigest, files[hexdigest], have, stored):
+                elif not self._put(tree, hexdigest, files[hexdigest], have, stored):
                     return None
                 if not self._send_pack(pack, stored):
                     return None
@@ -126,9 +130,9 @@ class Collector:
         answer = self._link.call("POST", "/blobs/missing", {"digests": [f"sha256:{one}" for one in hexdigests]})
         return {str(one["digest"]).removeprefix("sha256:"): int(one["received"]) for one in answer["missing"]}
 
-    def _put(self, hexdigest: str, path: Path, have: int, stored: set[str]) -> bool:
+    def _put(self, tree: WorkTree, hexdigest: str, path: str, have: int, stored: set[str]) -> bool:
         try:
-            with _open(path) as fd:
+            with tree.open(path) as fd:
                 total = os.fstat(fd).st_size
                 while True:
                     piece = os.pread(fd, _PIECE_BYTES, have)
@@ -182,18 +186,9 @@ class _Refused(Exception):
     """The server will never take this one."""
 
 
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _small(tree: WorkTree, path: str) -> bytes | None:
     try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _small(path: Path) -> bytes | None:
-    try:
-        with _open(path) as fd:
+        with tree.open(path) as fd:
             return os.pread(fd, _SMALL_BYTES + 1, 0) if os.fstat(fd).st_size <= _SMALL_BYTES else None
     except OSError:
         return b""

@@ -108,6 +108,19 @@ def end_left_over_agent(folder: Path, *, unless_for: str | None = None) -> bool:
         return False
 
 
+def about_this_machine() -> str:
+    """What somebody who starts Diamond on a cluster's login node should know; empty elsewhere."""
+    from diamond.agent.schedulers import foreign
+
+    other = foreign.find()
+    if other is None:
+        return ""
+    return (
+        f"note: this machine belongs to a cluster of {other}, which Diamond cannot submit to: tasks at the endpoint "
+        f"of `diamond up` run on this machine itself, beside everybody who is signed in on it"
+    )
+
+
 class Supervisor:
     """Keeps one agent running beside the server, in its own session so that a terminal's Ctrl-C passes it by."""
 

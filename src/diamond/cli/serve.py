@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from diamond.cli import browser, locks, render
-from diamond.cli.agent import Supervisor, end_left_over_agent
+from diamond.cli.agent import Supervisor, about_this_machine, end_left_over_agent
 from diamond.cli.launch import progress_bar
 from diamond.cli.session import confirm, emit, leave, program, say
 from diamond.core.errors import Conflict, DiamondError, InstallationProblem, InvalidInput, Unavailable
@@ -71,6 +71,8 @@ def up(*, detach: bool, where: Where, as_json: bool) -> None:
         return
     _check_mode(where)
     _make(home)
+    if note := about_this_machine():
+        say(note)
     if detach:
         _up_detached(home, where, as_json)
     else:

@@ -152,11 +152,11 @@ def client_address(request: Request) -> str:
     """Where the request comes from; behind a proxy the operator trusts, as that says."""
     peer = request.client.host if request.client else ""
     trusted = request.app.state.runtime.settings.trusted_networks
-    if not trusted or not _is_in(peer, trusted):
+    if not trusted or not is_within(peer, trusted):
         return peer
     hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",") if hop.strip()]
     for hop in reversed(hops):  # the last one nobody trusted vouches for
-        if not _is_in(hop, trusted):
+        if not is_within(hop, trusted):
             return hop[:60] if _is_address(hop) else peer
     return peer
 
@@ -169,7 +169,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _is_in(text: str, networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]) -> bool:
+def is_within(text: str, networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]) -> bool:
     return _is_address(text) and any(ipaddress.ip_address(text) in network for network in networks)
 
 

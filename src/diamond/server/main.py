@@ -112,6 +112,11 @@ def run(
             said = {"pid": os.getpid(), "url": url, **({"ca": ca} if ca else {})}
             write_atomic(home.server_file, json.dumps(said).encode())
             log.info("Diamond %s answers at %s", diamond.__version__, url)
+            if settings.multi_user and not (settings.is_loopback or settings.public_url or settings.allowed_hosts):
+                log.warning(
+                    "this server answers to any name, and its links repeat the one they were asked by: set "
+                    "DIAMOND_PUBLIC_URL to the address that people use"
+                )
             if pin := trust_of(settings, certificates).pin:
                 log.info("its authority is %s", pin)
             if on_ready:

@@ -7,6 +7,7 @@ two. Must not open files or connections.
 from __future__ import annotations
 
 import ipaddress
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +19,7 @@ from diamond.core.errors import InstallationProblem
 from diamond.core.home import DEFAULT_PORT, Home
 
 MIB = 1024 * 1024
+_NAME = re.compile(r"[\w.-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -31,6 +33,17 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 def _checked_networks(text: str) -> str:
     _networks(text)  # raises ValueError, which names what is no network
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _checked_names(text: str) -> str:
+    for name in _names(text):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name[:100]!r} is not a name or an address; leave out scheme, port and path")
     return text
 
 
@@ -57,8 +70,14 @@ class Settings(BaseSettings):
     )
     public_url: str = Field(
         default="",
-        description="Address that other machines use, e.g. `https://diamond.example.org`; enrolment lines carry it. "
-        "Default: the address the client uses.",
+        description="Address that other machines use, e.g. `https://diamond.example.org`: every link begins with it, "
+        "and requests to other names are refused (see `allowed_hosts`). Default: the address the client uses.",
+    )
+    allowed_hosts: Annotated[str, AfterValidator(_checked_names)] = Field(
+        default="",
+        description="Further names and addresses, by commas and without ports, that this server answers to beside that "
+        "of `public_url`: e.g. one that agents were enrolled with, or that a proxy asks by. Loopback names are "
+        "answered where the server listens on them, and `/api/v1/health` and `/metrics` to any name.",
     )
     tls: bool = Field(
         default=False,
@@ -265,6 +284,10 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """The database to open: what was set, else SQLite in the home folder."""
         return self.database_url or f"sqlite:///{self.home / 'server' / 'diamond.db'}"
+
+    @cached_property
+    def allowed_names(self) -> tuple[str, ...]:
+        return _names(self.allowed_hosts)
 
     @cached_property
     def trusted_networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

@@ -50,7 +50,8 @@ def prepare(settings: Settings, *, now: float) -> Certificates:
 def wanted_names(settings: Settings) -> tuple[str, ...]:
     """Every name and address this server may be called by, as far as can be known here."""
     public = urlsplit(settings.public_url).hostname or ""
-    names = ["localhost", "127.0.0.1", "::1", public, socket.gethostname(), socket.getfqdn()]
+    allowed = (name.strip("[]") for name in settings.allowed_names)
+    names = ["localhost", "127.0.0.1", "::1", public, *allowed, socket.gethostname(), socket.getfqdn()]
     if settings.host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
         names += _addresses()
     else:

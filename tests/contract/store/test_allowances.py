@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from diamond.core.accounts import Scope
 from diamond.core.enrolment import token_hash
 from diamond.core.errors import Conflict, InvalidInput, RateLimited, Unauthenticated
-from diamond.core.logins import VALID_S, LoginState, NewLogin, new_user_token
+from diamond.core.logins import LoginState, NewLogin, new_user_token
 from diamond.server.services import logins, projects, sessions, tokens
 from diamond.server.services.allowances import Allowances
 from diamond.server.services.context import Context
@@ -76,5 +76,5 @@ def test_logins_begun_and_cancelled_count_by_network(ctx: Context, user_id: str,
     with pytest.raises(RateLimited, match="logins begun from this network"):
         begin("2001:db8::ffff")
     begin("2001:db8:0:1::1")
-    clock.advance(VALID_S)
+    clock.advance(logins.BEGUN_FROM_NETWORK.within_s)
     begin("2001:db8::ffff")

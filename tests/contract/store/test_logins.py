@@ -20,7 +20,7 @@ from diamond.core.errors import (
     RateLimited,
     Unauthenticated,
 )
-from diamond.core.logins import VALID_S, LoginState, NewLogin, StartedLogin, new_user_token, plain_user_code
+from diamond.core.logins import INTERVAL_S, VALID_S, LoginState, NewLogin, StartedLogin, new_user_token, plain_user_code
 from diamond.server.services import logins, tokens
 from diamond.server.services.allowances import Allowances
 from diamond.server.services.context import Context
@@ -188,16 +188,66 @@ def test_asking_too_often_and_guessing_are_slowed_down(ctx: Context, user_id: st
     assert logins.find(ctx, who(user_id), started.user_code).state is LoginState.PENDING
 
 
-def test_one_address_cannot_fill_the_waiting_room(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logins, "MAX_WAITING_PER_ADDRESS", 3)
-    for _ in range(3):
-        begin(ctx)
-    with pytest.raises(RateLimited):
-        begin(ctx)
-    begin(ctx, address="198.51.100.1")
+def _begun(ctx: Context, **where: str) -> StartedLogin:
+    return begin(ctx, **where)[0]
+
+
+def _waits(ctx: Context, started: StartedLogin) -> bool:
+    try:
+        return logins.poll(ctx, started.device_code).state is LoginState.PENDING
+    except NotFound:
+        return False
+
+
+def test_one_network_cannot_fill_the_waiting_room(
+    ctx: Context, user_id: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred logins of nobody block neither their own address nor others: the oldest go."""
+    monkeypatch.setattr(logins, "MAX_WAITING_PER_NETWORK", 3)
+    elsewhere = _begun(ctx, address="198.51.100.1")
+    first = [_begun(ctx, address=f"2001:db8::{number:x}") for number in range(3)]  # whoever has one of it has them all
+    clock.advance(1)
+    mine = _begun(ctx, address="2001:db8::ffff")
+    assert [_waits(ctx, one) for one in (*first, mine, elsewhere)].count(True) == 4
+    assert logins.approve(ctx, who(user_id), mine.user_code).state is LoginState.APPROVED
+    clock.advance(10)
+    for number in range(3):  # what was decided takes nobody's room, and is not dropped
+        _begun(ctx, address=f"2001:db8::a{number:x}")
+    assert logins.poll(ctx, mine.device_code).state is LoginState.APPROVED
+
+
+def test_terminals_that_ask_no_more_go_first(ctx: Context, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "MAX_WAITING_PER_NETWORK", 4)
+    mine = _begun(ctx)
+    silent = [_begun(ctx) for _ in range(3)]
+    for _ in range(6):
+        clock.advance(INTERVAL_S)
+        assert _waits(ctx, mine)
+    flood = [_begun(ctx) for _ in range(3)]
+    assert [_waits(ctx, one) for one in silent] == [False] * 3
+    clock.advance(INTERVAL_S)
+    assert [_waits(ctx, one) for one in (mine, *flood)] == [True] * 4, "the oldest of all, but its terminal asks"
+
+
+def test_all_networks_together_cannot_fill_it_either(
+    ctx: Context, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logins, "MAX_WAITING", 4)
-    with pytest.raises(RateLimited):
-        begin(ctx, address="198.51.100.2")
+    started = []
+    for number in range(6):
+        clock.advance(1)
+        started.append(_begun(ctx, address=f"198.51.100.{number}"))
+    assert [_waits(ctx, one) for one in started] == [False, False, True, True, True, True]
+
+
+def test_a_flood_ends_with_its_minute(ctx: Context, clock: Clock) -> None:
+    for _ in range(logins.BEGUN_FROM_NETWORK.times):
+        _begun(ctx)
+    with pytest.raises(RateLimited, match="logins begun from this network"):
+        _begun(ctx)
+    _begun(ctx, address="198.51.100.1")
+    clock.advance(60)
+    assert _waits(ctx, _begun(ctx))
 
 
 @pytest.mark.parametrize(

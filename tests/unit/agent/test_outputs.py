@@ -11,10 +11,16 @@ import pytest
 
 from diamond.agent import output_files, outputs
 from diamond.agent.link import Link
-from diamond.agent.output_files import Notes, Steps, find
+from diamond.agent.output_files import Found, Notes, Steps
 from diamond.agent.outputs import Collector
 from diamond.agent.run_dirs import remove
+from diamond.agent.work_tree import WorkTree
 from diamond.core.errors import Forbidden
+
+
+def find(work: Path, patterns: tuple[str, ...], check_stop: Callable[[], None] = lambda: None) -> Found:
+    with WorkTree(work) as tree:
+        return output_files.find(tree, patterns, check_stop)
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def test_nothing_outside_the_work_directory(work: Path, pattern: str) -> None:
     (work / "link").symlink_to("../secret")
     (work / "folder").symlink_to("..")
     found = find(work, (pattern,))
-    assert not any("secret" in real.read_text() for real in found.files.values())
+    assert not any("secret" in (work / real).read_text() for real in found.files.values())
     assert not any(path.startswith("folder") for path in found.files)
 
 
@@ -93,7 +99,7 @@ def test_links_inside_are_followed_and_loops_end(work: Path) -> None:
     (work / "a/loop").symlink_to("..")
     (work / "best.pt").symlink_to("model.pt")
     found = find(work, ("latest", "best.pt", "**/*.txt"))
-    assert found.files["best.pt"].name == "model.pt"
+    assert found.files["best.pt"] == "model.pt"
     assert "latest/one.txt" in found.files
 
 
@@ -255,6 +261,101 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
     listed, notes = collector(Silent()).collect(tmp_path, ("g",), 100)
     assert [output.sha256 for output in listed] == [""]
     assert "max_output_bytes" in notes
+
+
+# Jobs that change their folders while they are looked at
+
+
+def _swap(folder: Path, target: Path) -> None:
+    """What a job may do between any two looks: the folder goes, a link has its name."""
+    folder.rename(folder.with_name(f"{folder.name}.was"))
+    folder.symlink_to(target)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Something that is none of the job's business, with a file of the same name as one of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "one.txt").write_text("a key")
+    (home / "id_ed25519").write_text("a key")
+    return home
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_listed(work: Path, home: Path) -> None:
+    looks = []
+
+    def job() -> None:
+        looks.append(1)
+        if len(looks) == 2:  # the top was listed, and `a` seen to be a folder
+            _swap(work / "a", home)
+
+    found = find(work, ("**",), job)
+    assert len(looks) > 2
+    assert not [path for path in found.files if "id_ed25519" in path or path.startswith("a/")]
+    assert "a link that leads out" in found.notes.text()
+
+
+def test_a_folder_that_becomes_a_link_before_its_files_are_read(work: Path, home: Path) -> None:
+    def job() -> None:
+        if seen and not (work / "a").is_symlink():
+            _swap(work / "a", home)
+        seen.append(1)
+
+    seen: list[int] = []
+    with WorkTree(work) as tree:
+        assert output_files.find(tree, ("a/one.txt", "sp*/*"), job).files["a/one.txt"] == "a/one.txt"
+        job()
+        assert (work / "a/one.txt").read_text() == "a key", "the path leads elsewhere by now"
+        with pytest.raises(OSError, match=r"Not a directory|Too many levels"), tree.open("a/one.txt"):
+            pass
+
+
+@pytest.mark.parametrize("when", ["before it is asked for", "before it is sent"])
+def test_a_folder_that_becomes_a_link_while_the_server_is_asked(work: Path, home: Path, when: str) -> None:
+    class Slow:
+        """Meanwhile the job goes on."""
+
+        sent = b""
+
+        def call(self, method: str, path: str, body: Any) -> Any:
+            _swap(work / "a", home)
+            return {"missing": [{"digest": digest, "received": 0} for digest in body["digests"]]}
+
+        def send_bytes(self, method: str, path: str, data: bytes, **_: Any) -> Any:
+            self.sent += data
+            return {"complete": True, "received": len(data)}
+
+    server = Slow()
+    if when == "before it is sent":
+        (work / "a/one.txt").write_bytes(b"x" * 300_000)  # too large for a pack
+    listed, _ = collector(server).collect(work, ("a/one.txt",), 10**9)
+    assert [output.path for output in listed] == ["a/one.txt"]
+    assert b"a key" not in server.sent
+
+
+@pytest.mark.parametrize("which", ["work", "run"])
+def test_a_work_directory_that_becomes_a_link_after_it_was_found(tmp_path: Path, home: Path, which: str) -> None:
+    work = tmp_path / "run/work"
+    work.mkdir(parents=True)
+    (work / "one.txt").write_text("mine")
+    (home / "work").mkdir()
+    (home / "work/one.txt").write_text("a key")
+    with WorkTree(work) as tree:
+        _swap(work if which == "work" else work.parent, home)
+        found = output_files.find(tree, ("*.txt",))
+        assert list(found.files) == ["one.txt"]
+        with tree.open("one.txt") as fd:
+            assert os.pread(fd, 100, 0) == b"mine"
+
+
+def test_links_that_lead_by_the_root_of_this_machine_are_followed_inside_only(work: Path, home: Path) -> None:
+    (work / "here").symlink_to(work / "a")
+    (work / "there").symlink_to(home)
+    (work / "up").symlink_to(f"{work}/../home/one.txt")
+    found = find(work, ("here", "there", "up", "a/../../home"))
+    assert {path.partition("/")[0] for path in found.files} == {"here"}
+    assert found.files["here/one.txt"] == "a/one.txt"
 
 
 def test_a_server_that_refuses_the_files_is_told_of_them(tmp_path: Path) -> None:

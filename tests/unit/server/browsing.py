@@ -46,9 +46,10 @@ def forms_in(page: str) -> dict[str, Form]:
 class Browser:
     """One browser's cookies. `base_url` decides whether it speaks HTTPS."""
 
-    def __init__(self, app: FastAPI, base_url: str = "http://localhost", **headers: str) -> None:
-        peer = ("127.0.0.1", 40000)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=peer)
+    def __init__(
+        self, app: FastAPI, base_url: str = "http://localhost", *, client: str = "127.0.0.1", **headers: str
+    ) -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 40000))
         self.base_url = base_url
         self.http = httpx.AsyncClient(transport=transport, base_url=base_url, headers=headers, timeout=30)
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
-from diamond.server.headers import host_name, is_loopback_name
+from diamond.core.errors import InstallationProblem
+from diamond.server.hosts import host_name, is_loopback_name
+from diamond.server.settings import load_settings
 from diamond.server.web import pages
 from diamond.server.web.navigation import PLACES
 
@@ -142,7 +145,86 @@ def test_the_name_the_operator_gave_is_answered(tmp_path: Path) -> None:
         town.run(test)
 
 
-def test_with_accounts_any_proper_name_is_answered(town: Town) -> None:
+PUBLIC = "https://diamond.example.org:8443"
+
+
+def test_with_accounts_only_names_the_operator_gave_are_answered(tmp_path: Path) -> None:
+    answered = ["diamond.example.org", "Diamond.Example.ORG.:8443", "diamond.example.org:1", "localhost:7421",
+                "127.0.0.1", "[::1]:7421", "10.0.0.7:7421", "[2001:db8::7]", "[2001:DB8:0::0007]:80"]  # fmt: skip
+    refused = ["evil.example", "diamond.example.org.evil.example", "example.org", "10.0.0.8", "[2001:db8::8]",
+               "xdiamond.example.org", "0.0.0.0", "diamond.example.org..evil"]  # fmt: skip
+    for town in make_town(tmp_path, public_url=PUBLIC, allowed_hosts="10.0.0.7, [2001:db8::7]"):
+
+        async def test(browser: Browser) -> None:
+            for host in answered:
+                assert (await browser.get("/api/v1/sign-in-methods", headers={"Host": host})).status_code == 200, host
+            for host in refused:
+                for path in ("/sign-in", "/invitation", "/api/v1/sign-in-methods", "/api/v1/me", "/agent.pyz"):
+                    answer = await browser.get(path, headers={"Host": host})
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["code"], error["transient"]) == (421, "unavailable", True)
+                    assert host.rpartition(":")[0].strip("[]") or host in error["message"]
+                    assert "DIAMOND_ALLOWED_HOSTS" in error["hint"] and PUBLIC in error["hint"]
+                    assert "set-cookie" not in answer.headers
+                # A load balancer asks by address, and Prometheus by a name of its own.
+                for path in ("/api/v1/health", "/metrics"):
+                    assert (await browser.get(path, headers={"Host": host})).status_code == 200, host
+            page = await browser.get("/sign-in", headers={"Host": "evil.example", "Accept": "text/html"})
+            assert page.status_code == 421 and "DIAMOND_ALLOWED_HOSTS" in page.text and "<title>" in page.text
+
+        town.run(test)
+
+
+def test_links_begin_with_the_public_address_whatever_name_was_asked(tmp_path: Path) -> None:
+    for town in make_town(tmp_path, public_url=PUBLIC, allowed_hosts="10.0.0.7"):
+
+        async def test(browser: Browser) -> None:
+            wanted = {"name": "laptop", "token_sha256": "0" * 64, "scopes": ["read"]}
+            for host in ("10.0.0.7:9999", "localhost", "diamond.example.org"):
+                begun = await browser.http.post("/api/v1/logins", json=wanted, headers={"Host": host})
+                assert begun.json()["verification_url"].startswith(f"{PUBLIC}/"), host
+
+        town.run(test)
+
+
+@pytest.mark.parametrize(
+    ("client", "asked", "status"),
+    [
+        ("127.0.0.1", "diamond.example.org", 200),
+        ("127.0.0.1", "evil.example", 421),
+        ("127.0.0.1", "diamond.example.org, evil.example", 421),
+        ("192.0.2.9", "evil.example", 200),  # no proxy of ours: nobody reads that header
+    ],
+)
+def test_what_a_trusted_proxy_was_asked_for_counts(tmp_path: Path, client: str, asked: str, status: int) -> None:
+    for town in make_town(tmp_path, public_url=PUBLIC, trusted_proxies="127.0.0.1"):
+
+        async def test(_: Browser, app: FastAPI = town.app) -> None:
+            browser = Browser(app, client=client)
+            headers = {"Host": "127.0.0.1:7421", "X-Forwarded-Host": asked}
+            assert (await browser.get("/api/v1/sign-in-methods", headers=headers)).status_code == status
+
+        town.run(test)
+
+
+def test_loopback_names_are_refused_where_nothing_listens_on_them(tmp_path: Path) -> None:
+    for town in make_town(tmp_path, public_url=PUBLIC, host="192.0.2.1", allow_remote=True):
+
+        async def test(browser: Browser) -> None:
+            for host, status in (("localhost", 421), ("127.0.0.1:7421", 421), ("192.0.2.1:7421", 200)):
+                assert (await browser.get("/api/v1/sign-in-methods", headers={"Host": host})).status_code == status
+
+        town.run(test)
+
+
+@pytest.mark.parametrize("given", ["https://a.example", "a.example:80", "a b", "a/b", "*"])
+def test_a_host_that_is_none_is_named_at_the_start(tmp_path: Path, given: str) -> None:
+    with pytest.raises(InstallationProblem, match=r"allowed_hosts.*leave out scheme") as caught:
+        load_settings(home=tmp_path, allowed_hosts=f"good.example, {given}")
+    assert "DIAMOND_ALLOWED_HOSTS" in caught.value.hint
+
+
+def test_without_an_address_of_the_operator_any_proper_name_is_answered(town: Town) -> None:
     async def test(browser: Browser) -> None:
         for host, status in (("diamond.example.org", 200), ("[::1]:80", 200), ("a b", 422), ('"><b>', 422)):
             assert (await browser.get("/api/v1/health", headers={"Host": host})).status_code == status

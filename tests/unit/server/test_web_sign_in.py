@@ -98,6 +98,26 @@ def test_in_and_out(town: Town) -> None:
     town.run(test)
 
 
+def test_a_browser_that_signed_in_is_not_kept_out_by_guesses_beside_it(town: Town) -> None:
+    async def test(browser: Browser) -> None:
+        own = await browser.sign_in("bob", PASSWORD)
+        cookie = next(line for line in own.headers.get_list("set-cookie") if line.startswith("diamond_browser="))
+        assert "HttpOnly" in cookie and "samesite=lax" in cookie.lower() and "Max-Age=31536000" in cookie
+        await browser.submit("/dashboard", "/sign-out")
+        stranger = Browser(town.app)  # from the same address
+        for name in [*["bob"] * 12, *(f"user{number}" for number in range(30))]:
+            last = await stranger.sign_in(name, "a guess")
+        assert last.status_code == 429 and "diamond_browser" not in "".join(last.headers.get_list("set-cookie"))
+        assert (await Browser(town.app).sign_in("bob", PASSWORD)).status_code == 429, "a browser nobody knows"
+        assert (await browser.sign_in("bob", PASSWORD)).status_code == 303
+        for planted in ("short", "x" * 43):
+            other = Browser(town.app)
+            other.http.cookies.set("diamond_browser", planted)
+            assert (await other.sign_in("bob", PASSWORD)).status_code == 429
+
+    town.run(test)
+
+
 def test_a_wrong_password_says_so_and_keeps_the_name(town: Town) -> None:
     async def test(browser: Browser) -> None:
         for name in ("bob", "nobody"):

@@ -14,6 +14,7 @@ from diamond.server.api.bodies import json_object
 from diamond.server.api.documents import OPEN, USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Ctx, Holder, Server
 from diamond.server.auth import client_address
+from diamond.server.hosts import base_url
 from diamond.server.services import logins
 
 router = APIRouter(prefix="/api/v1", tags=["logins"])
@@ -40,7 +41,7 @@ async def begin_login(request: Request, server: Server) -> Response:
             wanted,
             lifetime_s=settings.login_token_days * 86_400.0,
             address=client_address(request),
-            url=settings.public_url or str(request.base_url),
+            url=base_url(request),
         )
 
     return Json(await run_in_threadpool(begin), 201)

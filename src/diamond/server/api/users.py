@@ -22,6 +22,7 @@ from diamond.server.api.account_schemas import (
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Administrator, Body, Ctx, Holder, Server
+from diamond.server.hosts import base_url
 from diamond.server.services import invitations, users
 
 router = APIRouter(prefix="/api/v1", tags=["users"])
@@ -29,8 +30,7 @@ router = APIRouter(prefix="/api/v1", tags=["users"])
 
 def page_url(request: Request, page: str, code: str) -> str:
     """Where a code is used; after the #, which browsers keep to themselves."""
-    base = request.app.state.runtime.settings.public_url or str(request.base_url)
-    return f"{base.rstrip('/')}/{page}#{code}"
+    return f"{base_url(request)}/{page}#{code}"
 
 
 @router.get(

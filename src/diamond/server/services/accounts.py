@@ -14,7 +14,18 @@ from sqlalchemy.orm import Session
 from diamond.core.accounts import Person, Scope, User, check_name
 from diamond.core.errors import Conflict, Forbidden, Unauthenticated
 from diamond.core.projects import Role
-from diamond.server.services import access, audit, codes, passwords, projects, seen, sessions, throttling, tokens
+from diamond.server.services import (
+    access,
+    audit,
+    codes,
+    known_browsers,
+    passwords,
+    projects,
+    seen,
+    sessions,
+    throttling,
+    tokens,
+)
 from diamond.server.services.account_rows import (
     MAX_FULL_NAME,
     checked_email,
@@ -30,7 +41,7 @@ from diamond.server.services.account_rows import (
 )
 from diamond.server.services.context import Context
 from diamond.server.store.acting import Actor, acting
-from diamond.server.store.identity_models import CodeRow, IdentityRow, MemberRow, ProjectRow, SessionRow
+from diamond.server.store.identity_models import CodeRow, IdentityRow, MemberRow, ProjectRow
 from diamond.server.store.models import UserRow
 
 __all__ = (
@@ -102,11 +113,15 @@ def people(ctx: Context, user_id: str) -> list[Person]:
         return [Person(name=row.name, full_name=row.full_name) for row in session.scalars(query)]
 
 
-def sign_in(ctx: Context, name: str, password: str, *, address: str, browser: str, replaces: str = "") -> str:
+def sign_in(
+    ctx: Context, name: str, password: str, *, address: str, browser: str, replaces: str = "", device: str = ""
+) -> str:
     """Begin a session with a password; the value of its cookie.
 
     Args:
         replaces: the cookie the browser had, whose session ends.
+        device: what tells this browser from others (known_browsers.new_value); once the password was right, it is
+            known to the account.
 
     Raises:
         Unauthenticated: in the same words and after the same time, whatever it was that does not fit.
@@ -116,10 +131,7 @@ def sign_in(ctx: Context, name: str, password: str, *, address: str, browser: st
     with ctx.db.read() as session:
         query = sa.select(UserRow).where(UserRow.name.in_({name, name.lower()}))
         known = next(iter(sorted(session.scalars(query), key=lambda row: row.name != name)), None)
-        is_familiar = known is not None and _has_come_from(session, known.id, address)
-    # Where they came from before, nobody elsewhere can lock them out by being wrong in their name.
-    account = f"{name.lower()} from {network}" if is_familiar else name.lower()
-    keys = (throttling.PASSWORDS_OF_ACCOUNT, account), (throttling.PASSWORDS_FROM_ADDRESS, network)
+        keys = _counted_by(session, known, name.lower(), network, device, ctx.clock())
     with ctx.throttle.trying(ctx.clock(), *keys):
         right, better = passwords.matches(password, known.password_hash if known else None)
         if known is None or not right or known.disabled_at is not None or not _may_use_password(ctx, known):
@@ -130,6 +142,7 @@ def sign_in(ctx: Context, name: str, password: str, *, address: str, browser: st
             if row.password_hash != known.password_hash or row.disabled_at is not None:
                 raise _wrong()  # changed or closed while we compared
             row.password_hash = better or row.password_hash
+            known_browsers.note(session, row.id, device, ctx.clock())
             cookie = sessions.begin(
                 ctx, session, row, method="password", address=address, browser=browser, replaces=replaces
             )
@@ -138,9 +151,19 @@ def sign_in(ctx: Context, name: str, password: str, *, address: str, browser: st
     return cookie
 
 
-def _has_come_from(session: Session, user_id: str, address: str) -> bool:
-    query = sa.select(SessionRow.id).where(SessionRow.user_id == user_id, SessionRow.address == address)
-    return session.scalars(query.limit(1)).one_or_none() is not None
+def _counted_by(
+    session: Session, known: UserRow | None, name: str, network: str, device: str, now: float
+) -> list[tuple[throttling.Limit, str]]:
+    """Against what a wrong password counts. Nobody can keep others out by being wrong in their name elsewhere."""
+    if known is not None and known_browsers.is_known(session, known.id, device, now):
+        # Not even somebody in the same network: this browser is alone with its mistakes.
+        own = f"{known.id} in {device}"
+        return [(throttling.PASSWORDS_OF_ACCOUNT, own), (throttling.PASSWORDS_OF_ACCOUNT_HOURLY, own)]
+    here = f"{name} from {network}"
+    keys = [(throttling.PASSWORDS_OF_ACCOUNT, here), (throttling.PASSWORDS_OF_ACCOUNT_HOURLY, here)]
+    if known is None or not known_browsers.has_come_from(session, known.id, network):
+        keys.append((throttling.PASSWORDS_FROM_STRANGERS, name))
+    return [*keys, (throttling.PASSWORDS_FROM_ADDRESS, network)]
 
 
 def _may_use_password(ctx: Context, row: UserRow) -> bool:
@@ -196,7 +219,7 @@ def change_password(ctx: Context, user_id: str, old: str, new: str, *, keep_sess
             field="old_password",
         )
     passwords.check(new, known.name, field="new_password")
-    with ctx.throttle.trying(ctx.clock(), (throttling.PASSWORDS_OF_ACCOUNT, known.name)):
+    with ctx.throttle.trying(ctx.clock(), (throttling.PASSWORDS_OF_ACCOUNT, f"{known.id} signed in")):
         if not passwords.matches(old, known.password_hash)[0]:
             raise Forbidden("is wrong", hint="type the password you have now", field="old_password")
     password_hash = passwords.hashed(new)
@@ -211,6 +234,7 @@ def change_password(ctx: Context, user_id: str, old: str, new: str, *, keep_sess
 def _set_password(session: Session, row: UserRow, password_hash: str, now: float, *, keep_session: str = "") -> None:
     row.password_hash = password_hash
     sessions.end_all(session, row.id, now, but=keep_session)
+    known_browsers.forget(session, row.id)
     codes.void(session, codes.RESET, now, CodeRow.user_id == row.id)
     audit.record(session, now, "user.password_changed", row.id)
 

@@ -37,11 +37,14 @@ from diamond.server.store.identity_models import LoginRow
 from diamond.server.store.models import TokenRow, UserRow
 
 MAX_WAITING = 10_000
-MAX_WAITING_PER_ADDRESS = 100  # a login node is one address for all its users
-# Whatever became of them: one that was cancelled at once has cost a row and two codes all the same.
-BEGUN_FROM_NETWORK = throttling.Limit(what="logins begun from this network", times=200, within_s=VALID_S)
+MAX_WAITING_PER_NETWORK = 100  # a login node is one address for all its users
+# Whatever became of them: one that was cancelled at once has cost a row and two codes all the same. Within so short a
+# time that a flood from behind the same address keeps nobody out for long.
+BEGUN_FROM_NETWORK = throttling.Limit(what="logins begun from this network", times=120, within_s=60.0)
 WRONG_CODES = throttling.Limit(what="wrong codes", times=20, within_s=60.0)
 _KEEP_S = 86_400.0
+_KEEP_UNAPPROVED_S = 3600.0
+_SILENT_S = 4 * INTERVAL_S  # a terminal that has not asked for so long is not waiting any more
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -55,7 +58,7 @@ def begin(ctx: Context, wanted: NewLogin, *, lifetime_s: float, address: str, ur
 
     Raises:
         InvalidInput: a field cannot be accepted.
-        RateLimited: too many wait already, or were begun from there lately.
+        RateLimited: too many were begun from there in the last minute.
     """
     name = wanted.name.strip()
     if not name or len(name) > tokens.MAX_NAME or not name.isprintable():
@@ -65,17 +68,20 @@ def begin(ctx: Context, wanted: NewLogin, *, lifetime_s: float, address: str, ur
     if not wanted.scopes:
         raise InvalidInput(f"must be a list of {', '.join(Scope)}", field="scopes")
     now = ctx.clock()
-    ctx.throttle.count(now, (BEGUN_FROM_NETWORK, throttling.network_of(address)))
+    network = throttling.network_of(address[:100])
+    ctx.throttle.count(now, (BEGUN_FROM_NETWORK, network))
     device_code, user_code = secrets.token_urlsafe(32), new_user_code()
     with ctx.db.write() as session:
-        session.execute(sa.delete(LoginRow).where(LoginRow.expires_at < now - _KEEP_S))
-        _check_room(session, address, now)
+        is_old = sa.and_(LoginRow.expires_at < now - _KEEP_UNAPPROVED_S, LoginRow.user_id.is_(None))
+        session.execute(sa.delete(LoginRow).where(sa.or_(LoginRow.expires_at < now - _KEEP_S, is_old)))
+        _make_room(session, now, MAX_WAITING_PER_NETWORK, LoginRow.network == network)
+        _make_room(session, now, MAX_WAITING)
         session.add(
             LoginRow(
                 id=new_id("lgn"), device_hash=token_hash(device_code),
                 user_code_hash=token_hash(plain_user_code(user_code)), token_hash=wanted.token_sha256,
                 scopes=[scope for scope in Scope if scope in wanted.scopes], name=name, lifetime_s=lifetime_s,
-                address=address[:100], created_at=now, expires_at=now + VALID_S,
+                address=address[:100], network=network, created_at=now, expires_at=now + VALID_S,
             )
         )  # fmt: skip
     return StartedLogin(
@@ -84,13 +90,19 @@ def begin(ctx: Context, wanted: NewLogin, *, lifetime_s: float, address: str, ur
     )  # fmt: skip
 
 
-def _check_room(session: Session, address: str, now: float) -> None:
-    """Anybody may begin a login, so nobody may begin so many that others cannot."""
-    waiting = (LoginRow.expires_at > now, LoginRow.decided_at.is_(None))
-    here = sa.func.count(sa.case((LoginRow.address == address[:100], 1)))
-    everywhere, from_there = session.execute(sa.select(sa.func.count(), here).where(*waiting)).one()
-    if from_there >= MAX_WAITING_PER_ADDRESS or everywhere >= MAX_WAITING:
-        raise RateLimited("too many logins wait to be approved", hint="wait some minutes, then: diamond login")
+def _make_room(session: Session, now: float, most: int, *which: sa.ColumnElement[bool]) -> None:
+    """Anybody may begin a login, so nobody may begin so many that others cannot: one too many takes another's place.
+
+    First of those whose terminals have stopped asking, then of the oldest.
+    """
+    waiting = (LoginRow.expires_at > now, LoginRow.decided_at.is_(None), *which)
+    beyond = session.execute(sa.select(sa.func.count()).select_from(LoginRow).where(*waiting)).scalar_one() - most + 1
+    if beyond > 0:
+        asked_at = sa.func.coalesce(LoginRow.polled_at, LoginRow.created_at)
+        is_silent = sa.case((asked_at < now - _SILENT_S, 0), else_=1)
+        least = sa.select(LoginRow.id).where(*waiting).order_by(is_silent, LoginRow.created_at, LoginRow.id)
+        gone = session.scalars(least.limit(beyond)).all()
+        session.execute(sa.delete(LoginRow).where(LoginRow.id.in_(gone), LoginRow.decided_at.is_(None)))
 
 
 def poll(ctx: Context, device_code: str, *, cancel: bool = False) -> LoginAnswer:

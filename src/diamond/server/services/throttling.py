@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from diamond.core.errors import Forbidden, RateLimited, Unauthenticated
 
 _MAX_KEYS = 20_000
+_SWEEP_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,13 @@ class Limit:
     within_s: float
 
 
+# Of one account from one network, or in one browser that it knows: nobody elsewhere has a part in these.
 PASSWORDS_OF_ACCOUNT = Limit(what="wrong passwords for this account", times=10, within_s=300.0)
+PASSWORDS_OF_ACCOUNT_HOURLY = Limit(what="wrong passwords for this account in an hour", times=30, within_s=3600.0)
+# From everywhere: who guesses from many networks is slowed, too. Networks and browsers the account knows are let by.
+PASSWORDS_FROM_STRANGERS = Limit(
+    what="wrong passwords for this account from networks it has not signed in from", times=100, within_s=3600.0
+)
 PASSWORDS_FROM_ADDRESS = Limit(what="wrong passwords from this address", times=30, within_s=300.0)
 CODES_FROM_ADDRESS = Limit(what="wrong codes from this address", times=20, within_s=60.0)
 
@@ -36,7 +43,8 @@ class Throttle:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at: dict[tuple[str, str], deque[float]] = {}
+        self._at: dict[tuple[str, str], tuple[float, deque[float]]] = {}  # for how long it counts, and when it was
+        self._swept_at = float("-inf")
 
     @contextmanager
     def trying(self, now: float, *keys: tuple[Limit, str]) -> Iterator[None]:
@@ -64,22 +72,22 @@ class Throttle:
     def _count(self, now: float, counted: list[tuple[Limit, tuple[str, str]]]) -> None:
         with self._lock:
             for limit, key in counted:
-                times = self._at.get(key, deque())
+                times = self._at.get(key, (0.0, deque()))[1]
                 while times and now - times[0] >= limit.within_s:
                     times.popleft()
                 if len(times) >= limit.times:
                     wait_s = limit.within_s - (now - times[0])
                     raise RateLimited(f"too many {limit.what}", hint=f"try again in {max(1, round(wait_s))} seconds")
-            if len(self._at) >= _MAX_KEYS:
-                longest_s = max(limit.within_s for limit, _ in counted)
-                self._at = {key: times for key, times in self._at.items() if times and now - times[-1] < longest_s}
+            if len(self._at) >= _MAX_KEYS and now >= self._swept_at + _SWEEP_S:
+                self._swept_at = now
+                self._at = {key: found for key, found in self._at.items() if found[1] and now - found[1][-1] < found[0]}
             for limit, key in counted:
-                self._at.setdefault(key, deque(maxlen=limit.times)).append(now)
+                self._at.setdefault(key, (limit.within_s, deque(maxlen=limit.times)))[1].append(now)
 
     def _forgive(self, now: float, counted: list[tuple[Limit, tuple[str, str]]]) -> None:
         with self._lock:
             for _, key in counted:
-                times = self._at.get(key)
+                times = self._at.get(key, (0.0, None))[1]
                 if times and now in times:
                     times.remove(now)
                 if not times:

@@ -43,6 +43,15 @@ class SessionRow(Base):
     ended_at: Mapped[float | None]
 
 
+class KnownBrowserRow(Base):
+    """A browser in which an account's password was given rightly; only the hash of its cookie is kept."""
+
+    __tablename__ = "known_browsers"
+    user_id: Mapped[str] = mapped_column(sa.ForeignKey("users.id"), primary_key=True)
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    used_at: Mapped[float]
+
+
 class CodeRow(Base):
     """Something that works once: an invitation, a new password, the first administrator, a sign-in under way.
 
@@ -75,6 +84,7 @@ class LoginRow(Base):
     name: Mapped[str]  # of the token it will get
     lifetime_s: Mapped[float]  # of that token
     address: Mapped[str]
+    network: Mapped[str] = mapped_column(default="", server_default="")  # that it counts against
     created_at: Mapped[float]
     expires_at: Mapped[float]
     polled_at: Mapped[float | None]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from diamond.server.hosts import base_url
 from diamond.server.services import endpoints, overview, quotas
 from diamond.server.services.overview import Progress
 from diamond.server.web import activity, endpoint_facts
@@ -46,7 +47,7 @@ def dashboard(request: Request, who: Visitor) -> Response:
         more_endpoints=max(0, len(places) - _MAX_CARDS),
         quota=standing[0],
         steps=[] if done.is_done else _steps(done),
-        url=settings_of(request).public_url or str(request.base_url).rstrip("/"),
+        url=base_url(request),
     )
 
 

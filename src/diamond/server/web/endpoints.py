@@ -13,12 +13,12 @@ from diamond.core.endpoints import Endpoint
 from diamond.core.enrolment import ENDPOINT_NAME, enrolment_lines
 from diamond.core.errors import Conflict, DiamondError, Forbidden, NotFound
 from diamond.core.projects import Role
-from diamond.server.headers import is_loopback_name
+from diamond.server.hosts import base_url, is_loopback_name
 from diamond.server.services import endpoints, enrolment, image_copies, overview, projects
 from diamond.server.services.identity import Identity
 from diamond.server.web import endpoint_facts
 from diamond.server.web.forms import Fields, Visitor
-from diamond.server.web.pages import ctx_of, page_router, settings_of, show, to
+from diamond.server.web.pages import ctx_of, page_router, show, to
 
 router = page_router()
 _SHOWN = 100  # of a queue: what comes behind is a number
@@ -98,7 +98,7 @@ def line_page(request: Request, who: Visitor, name: str) -> Response:
 def make_line(request: Request, who: Visitor, name: str) -> Response:
     assert who.user_id is not None
     trust = request.app.state.runtime.trust
-    url = (settings_of(request).public_url or str(request.base_url)).rstrip("/")
+    url = base_url(request)
     code = enrolment.renew_code(ctx_of(request), who.user_id, name)
     made = enrolment.offer(code, url=url, pin=trust.pin, names=trust.names)
     with_curl, with_python = enrolment_lines(made, url)

@@ -15,12 +15,13 @@ from starlette.responses import RedirectResponse, Response
 
 from diamond.core.errors import InvalidInput, Unauthenticated
 from diamond.server import auth
+from diamond.server.hosts import base_url
 from diamond.server.provider_link import Attempt, Provider, Refused
 from diamond.server.services import federation
 from diamond.server.services.federation import Ticket
 from diamond.server.store.acting import Actor, become
 from diamond.server.web.forms import OpenForm, Visitor, set_session
-from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, safe_next, settings_of, show, to
+from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, safe_next, show, to
 
 router = page_router()
 _COOKIE = "diamond_provider"
@@ -176,8 +177,7 @@ async def _refuse(request: Request, provider: str, refused: Refused) -> Response
 
 
 def _redirect_uri(request: Request, name: str) -> str:
-    base = settings_of(request).public_url.rstrip("/") or str(request.base_url).rstrip("/")
-    return f"{base}/sign-in/{name}/callback"
+    return f"{base_url(request)}/sign-in/{name}/callback"
 
 
 def _cookie_name(request: Request) -> str:

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, Response
 from diamond.core.accounts import Scope
 from diamond.core.errors import DiamondError, Forbidden, InvalidInput, TooLarge
 from diamond.server import auth
-from diamond.server.services import audit, form_keys, sessions
+from diamond.server.services import audit, form_keys, known_browsers, sessions
 from diamond.server.services.identity import Identity
 from diamond.server.store.acting import Actor, become
 from diamond.server.web.pages import LOOKED_AT, ctx_of, show
@@ -35,6 +35,8 @@ MAX_FORM_BYTES = 64 * 1024
 _MAX_FIELDS = 50
 _SEED_COOKIE = "diamond_form"
 _SECURE_SEED_COOKIE = "__Host-diamond_form"
+_BROWSER_COOKIE = "diamond_browser"
+_SECURE_BROWSER_COOKIE = "__Host-diamond_browser"
 _SEED = re.compile(r"[A-Za-z0-9_-]{43}")
 Form = dict[str, str]
 
@@ -158,6 +160,22 @@ def set_session(request: Request, response: Response, cookie: str) -> None:
 
 def drop_session(request: Request, response: Response) -> None:
     _set_cookie(request, response, _session_cookie(request), "", max_age=0)
+
+
+def known_browser(request: Request) -> str:
+    """What tells this browser from others; a new value, to be given with `remember_browser`, where it has none."""
+    given = request.cookies.get(_browser_cookie(request), "")
+    return given if known_browsers.is_value(given) else known_browsers.new_value()
+
+
+def remember_browser(request: Request, response: Response, value: str) -> None:
+    """Somebody signed in here with a password: strangers who guess at it shall not keep them out."""
+    max_age = int(known_browsers.LIFETIME_S)
+    _set_cookie(request, response, _browser_cookie(request), value, max_age=max_age)
+
+
+def _browser_cookie(request: Request) -> str:
+    return _SECURE_BROWSER_COOKIE if auth.is_secure(request) else _BROWSER_COOKIE
 
 
 def _session_cookie(request: Request) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from diamond.core.accounts import Invitation
 from diamond.core.errors import Conflict, DiamondError
 from diamond.server import mail
+from diamond.server.hosts import base_url
 from diamond.server.services import invitations
 from diamond.server.services.identity import Identity
 from diamond.server.web.forms import Form, once_of
@@ -59,8 +60,7 @@ def sends_mail(request: Request) -> bool:
 
 def address(request: Request, page: str, code: str) -> str:
     """Where a code is used; after the #, which browsers keep to themselves."""
-    base = settings_of(request).public_url or str(request.base_url)
-    return f"{base.rstrip('/')}/{page}#{code}"
+    return f"{base_url(request)}/{page}#{code}"
 
 
 def _send(request: Request, made: Invitation, link: str) -> None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from diamond.core.errors import DiamondError
 from diamond.server import auth
+from diamond.server.hosts import base_url
 from diamond.server.services import accounts, federation
 from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, settings_of, show, to
 
@@ -25,7 +26,7 @@ async def landing(request: Request) -> Response:
 
 def _offered(request: Request) -> dict[str, Any]:
     """The ways in, as the sign-in page has them."""
-    url = settings_of(request).public_url or str(request.base_url).rstrip("/")
+    url = base_url(request)
     if not settings_of(request).multi_user:
         return {"url": url, "setup": False, "providers": [], "local": False}
     ctx = ctx_of(request)

@@ -13,10 +13,11 @@ from starlette.responses import Response
 from diamond.core.accounts import SCOPE_MEANS, Scope
 from diamond.core.errors import DiamondError, InvalidInput
 from diamond.server import auth
+from diamond.server.hosts import base_url
 from diamond.server.services import accounts, federation, seen, sessions, tokens
 from diamond.server.services.identity import Identity
 from diamond.server.web.forms import Fields, Form, Visitor, by_field, drop_session, once_of, twice, typed, unless_done
-from diamond.server.web.pages import THEME_COOKIE, THEMES, ctx_of, page_router, settings_of, show, to
+from diamond.server.web.pages import THEME_COOKIE, THEMES, ctx_of, page_router, show, to
 
 router = page_router()
 DAY_S = 86_400.0
@@ -69,7 +70,7 @@ def _profile(
         form=typed(form or {"full_name": user.full_name, "email": user.email}),
         seen=accounts.mark_of(user),
         providers=federation.providers(ctx),
-        url=settings_of(request).public_url or str(request.base_url).rstrip("/"),
+        url=base_url(request),
         **values,
     )
 

@@ -15,9 +15,19 @@ from starlette.responses import Response
 
 from diamond.core.errors import DiamondError, Forbidden, Unauthenticated
 from diamond.server import auth, peers
-from diamond.server.headers import host_name, is_loopback_name
+from diamond.server.hosts import host_name, is_loopback_name
 from diamond.server.services import accounts, federation, loopback, sessions
-from diamond.server.web.forms import Form, OpenForm, Visitor, drop_session, set_session, show_open, twice
+from diamond.server.web.forms import (
+    Form,
+    OpenForm,
+    Visitor,
+    drop_session,
+    known_browser,
+    remember_browser,
+    set_session,
+    show_open,
+    twice,
+)
 from diamond.server.web.pages import HOME_PAGE, ctx_of, page_router, safe_next, settings_of, show, to
 
 router = page_router()
@@ -92,11 +102,12 @@ def _offered(request: Request) -> dict[str, Any]:
 @router.post("/sign-in")
 def sign_in(request: Request, form: OpenForm) -> Response:
     next_path = safe_next(form.get("next", ""))
-    name = form.get("name", "").strip()
+    name, device = form.get("name", "").strip(), ""
     try:
         if settings_of(request).multi_user:
             _check_passwords(accounts.offers_passwords(ctx_of(request)))
-            value = accounts.sign_in(ctx_of(request), name, form.get("password", ""), **_from(request))
+            device = known_browser(request)
+            value = accounts.sign_in(ctx_of(request), name, form.get("password", ""), device=device, **_from(request))
         else:
             value = loopback.begin_by_token(ctx_of(request), form.get("token", "").strip(), **_from(request))
     except DiamondError as error:
@@ -105,7 +116,7 @@ def sign_in(request: Request, form: OpenForm) -> Response:
         reason = why_not_by_itself(request)
         values = {"reason": reason, "next_path": next_path, "errors": {"token": error}}
         return show_open(request, "not_here.html", status=error.status, **values)
-    return _signed_in(request, value, next_path)
+    return _signed_in(request, value, next_path, device)
 
 
 @router.post("/sign-out")
@@ -196,15 +207,18 @@ def _again(
 def _first_sign_in(request: Request, name: str, password: str) -> Response:
     """Whoever has just chosen a password need not write it again."""
     try:
-        value = accounts.sign_in(ctx_of(request), name, password, **_from(request))
+        device = known_browser(request)
+        value = accounts.sign_in(ctx_of(request), name, password, device=device, **_from(request))
     except DiamondError:
         return to("/sign-in?done=accepted")
-    return _signed_in(request, value, HOME_PAGE)
+    return _signed_in(request, value, HOME_PAGE, device)
 
 
-def _signed_in(request: Request, value: str, next_path: str) -> Response:
+def _signed_in(request: Request, value: str, next_path: str, device: str = "") -> Response:
     response = to(next_path)
     set_session(request, response, value)
+    if device:
+        remember_browser(request, response, device)
     return response
 
 

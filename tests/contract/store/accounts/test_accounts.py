@@ -23,6 +23,7 @@ from diamond.server.services import (
     accounts,
     bootstrap,
     invitations,
+    known_browsers,
     passwords,
     sessions,
     tasks,
@@ -132,36 +133,104 @@ def test_unknown_people_take_as_long(ctx: Context, bob: User, monkeypatch: pytes
     assert len(set(counted)) == 1
 
 
-def test_guessing_is_slowed_by_account_and_by_address(ctx: Context, bob: User, clock: Clock) -> None:
+def guess(ctx: Context, address: str, *, times: int = 1, name: str = "bob", device: str = "") -> None:
+    for _ in range(times):
+        with pytest.raises(Unauthenticated):
+            accounts.sign_in(ctx, name, "wrong", address=address, browser="", device=device)
+
+
+def test_guessing_is_slowed_by_account_and_network(ctx: Context, bob: User, clock: Clock) -> None:
     limit = throttling.PASSWORDS_OF_ACCOUNT
-    for number in range(limit.times):
-        with pytest.raises(Unauthenticated):
-            accounts.sign_in(ctx, "bob", "wrong", address=f"192.0.2.{number}", browser="")
+    for number in range(limit.times):  # whoever has one address of IPv6 has its /64
+        guess(ctx, f"2001:db8::{number:x}")
     with pytest.raises(RateLimited, match="this account"):
-        accounts.sign_in(ctx, "Bob", PASSWORD, address="198.51.100.1", browser="")
+        accounts.sign_in(ctx, "Bob", PASSWORD, address="2001:db8::ffff", browser="")
     clock.advance(limit.within_s)
-    accounts.sign_in(ctx, "bob", PASSWORD, address="198.51.100.1", browser="")
+    accounts.sign_in(ctx, "bob", PASSWORD, address="2001:db8::ffff", browser="")
+    hourly = throttling.PASSWORDS_OF_ACCOUNT_HOURLY
+    for _ in range(hourly.times // limit.times - 1):
+        guess(ctx, "2001:db8::1", times=limit.times)
+        clock.advance(limit.within_s)
+    with pytest.raises(RateLimited, match="in an hour"):
+        accounts.sign_in(ctx, "bob", PASSWORD, address="2001:db8::1", browser="")
+
+
+def test_guessing_names_is_slowed_by_network(ctx: Context, bob: User) -> None:
     for number in range(throttling.PASSWORDS_FROM_ADDRESS.times):
-        with pytest.raises(Unauthenticated):
-            accounts.sign_in(ctx, f"user{number}", "wrong", address=f"2001:db8::{number:x}", browser="")
+        guess(ctx, f"2001:db8::{number:x}", name=f"user{number}")
     with pytest.raises(RateLimited, match="this address"):
         accounts.sign_in(ctx, "bob", PASSWORD, address="2001:db8::ffff", browser="")
     accounts.sign_in(ctx, "bob", PASSWORD, address="2001:db8:0:1::1", browser="")
 
 
-def test_nobody_locks_out_whoever_has_been_here(ctx: Context, bob: User) -> None:
-    accounts.sign_in(ctx, "bob", PASSWORD, **FROM)
-    for number in range(throttling.PASSWORDS_OF_ACCOUNT.times):
-        with pytest.raises(Unauthenticated):
-            accounts.sign_in(ctx, "bob", "wrong", address=f"198.51.100.{number}", browser="")
+def test_a_stranger_elsewhere_keeps_nobody_out(ctx: Context, bob: User) -> None:
+    """Bob has never been here before; somebody in another network has been wrong in his name as often as they may."""
+    guess(ctx, "198.51.100.7", times=throttling.PASSWORDS_OF_ACCOUNT.times)
     with pytest.raises(RateLimited):
-        accounts.sign_in(ctx, "bob", PASSWORD, address="198.51.100.99", browser="")
+        accounts.sign_in(ctx, "bob", "wrong", address="198.51.100.7", browser="")
+    assert accounts.sign_in(ctx, "bob", PASSWORD, **FROM)
+
+
+def test_guesses_from_many_networks_are_slowed_and_keep_out_nobody_who_is_known(
+    ctx: Context, bob: User, clock: Clock
+) -> None:
+    device = known_browsers.new_value()
+    accounts.sign_in(ctx, "bob", PASSWORD, address="203.0.113.1", browser="", device=device)
     accounts.sign_in(ctx, "bob", PASSWORD, **FROM)
-    for _ in range(throttling.PASSWORDS_OF_ACCOUNT.times):
-        with pytest.raises(Unauthenticated):
-            accounts.sign_in(ctx, "bob", "wrong", **FROM)
+    limit = throttling.PASSWORDS_FROM_STRANGERS
+    for number in range(limit.times):
+        guess(ctx, f"2001:db8:{number:x}::1")
+    for password in ("wrong", PASSWORD):  # the right one tells strangers nothing
+        with pytest.raises(RateLimited, match="networks it has not signed in from"):
+            accounts.sign_in(ctx, "bob", password, address="2001:db8:ffff::1", browser="")
+    assert accounts.sign_in(ctx, "bob", PASSWORD, **FROM), "a network that Bob has come from"
+    assert accounts.sign_in(ctx, "bob", PASSWORD, address="192.0.2.200", browser="", device=device), "his laptop"
+    with pytest.raises(RateLimited):
+        accounts.sign_in(ctx, "bob", PASSWORD, address="192.0.2.201", browser="", device=known_browsers.new_value())
+    clock.advance(limit.within_s)
+    assert accounts.sign_in(ctx, "bob", PASSWORD, address="192.0.2.201", browser="")
+
+
+def test_somebody_in_the_same_network_keeps_no_known_browser_out(ctx: Context, bob: User) -> None:
+    accounts.create(ctx, name="carol", password=PASSWORD)
+    device = known_browsers.new_value()
+    accounts.sign_in(ctx, "bob", PASSWORD, **FROM, device=device)
+    guess(ctx, FROM["address"], times=throttling.PASSWORDS_OF_ACCOUNT.times)
+    for number in range(throttling.PASSWORDS_FROM_ADDRESS.times - throttling.PASSWORDS_OF_ACCOUNT.times):
+        guess(ctx, FROM["address"], name=f"user{number}")
     with pytest.raises(RateLimited):
         accounts.sign_in(ctx, "bob", PASSWORD, **FROM)
+    assert accounts.sign_in(ctx, "bob", PASSWORD, **FROM, device=device)
+    with pytest.raises(RateLimited):
+        accounts.sign_in(ctx, "carol", PASSWORD, **FROM, device=device)  # it is known to Bob's account alone
+
+
+def test_a_known_browser_may_not_guess_for_ever(ctx: Context, bob: User) -> None:
+    device = known_browsers.new_value()
+    accounts.sign_in(ctx, "bob", PASSWORD, **FROM, device=device)
+    for number in range(throttling.PASSWORDS_OF_ACCOUNT.times):
+        guess(ctx, f"198.51.100.{number}", device=device)
+    with pytest.raises(RateLimited):
+        accounts.sign_in(ctx, "bob", PASSWORD, **FROM, device=device)
+    assert accounts.sign_in(ctx, "bob", PASSWORD, **FROM), "elsewhere its mistakes count for nothing"
+
+
+def test_a_new_password_forgets_browsers_and_each_account_knows_but_a_few(
+    ctx: Context, bob: User, clock: Clock
+) -> None:
+    devices = [known_browsers.new_value() for _ in range(known_browsers.MAX_PER_USER + 2)]
+    for device in devices:
+        clock.advance(1)
+        accounts.sign_in(ctx, "bob", PASSWORD, **FROM, device=device)
+    guess(ctx, FROM["address"], device="x" * 5000)
+
+    def known() -> list[bool]:
+        with ctx.db.read() as session:
+            return [known_browsers.is_known(session, bob.id, device, ctx.clock()) for device in devices]
+
+    assert known() == [False, False, *[True] * known_browsers.MAX_PER_USER]
+    accounts.change_password(ctx, bob.id, PASSWORD, OTHER_PASSWORD)
+    assert not any(known())
 
 
 def test_identities_alone(ctx: Context, admin: User, bob: User) -> None:
