@@ -37,6 +37,7 @@ from diamond.agent.machine import disk
 from diamond.agent.outputs import Collector
 from diamond.agent.policy import PolicyFile
 from diamond.agent.poller import Poller
+from diamond.agent.private import account_home, own_folders
 from diamond.agent.reporter import Reporter
 from diamond.agent.sampler import Sampler
 from diamond.agent.schedulers.base import HasProcesses, HasShells, HasWarnings, LearnsFacts, Scheduler
@@ -119,7 +120,14 @@ class Agent:
         cache = Cache(home / "cache", self._link)
         kind = self._scheduler.capacity().scheduler
         vault = Vault(self._link)
-        self._stager = Stager(cache=cache, stop=self._stop, scheduler=kind, around=self._around, vault=vault)
+        self._stager = Stager(
+            cache=cache,
+            stop=self._stop,
+            scheduler=kind,
+            around=self._around,
+            vault=vault,
+            is_other=self._policy.asked.is_other,
+        )
         self._loop = Loop(
             jobs_dir=jobs_dir,
             scheduler=self._scheduler,
@@ -229,7 +237,10 @@ class Agent:
         return Surroundings(
             image_root=self._policy.image_root,
             binds=policy.binds((*site.binds, *shown(site.filesystems))),
+            guest_binds=policy.image_binds,
             modules=site.container_modules,
+            home=account_home(),
+            hidden=own_folders(self._home),
             max_image_bytes=policy.max_image_bytes or 0,
         )
 
