@@ -323,7 +323,8 @@ umount "$agent"; umount -l "$DIAMOND_RUN_DIR"; cat "$agent/token"
 unshare --user --map-root-user --mount sh -c 'umount "$0"; cat "$0/token"' "$agent"
 if [ "$3" = guest ]; then
   cat "$home/.ssh/id" "$home/.bashrc" ../../../../../../.ssh/id /tmp/of-the-node /var/tmp/of-the-node
-  for process in /proc/[0-9]*; do grep -az "TAKEN=" "$process/environ"; kill -9 "${process#/proc/}" -1; done
+  for process in /proc/[0-9]*; do grep -az "TAKEN=" "$process/environ"; done
+  kill -9 "$4"
   ls -A "$home/.ssh" | grep -q . && echo STOLEN: keys
 fi
 echo 'allow_others = true' > "$agent/policy.toml"
@@ -369,9 +370,11 @@ class Account:
     def attack(self, inside: RunDir, who: str) -> str:
         """What a program learns that tries all of ATTACK; another process of the account runs beside it."""
         (self.place.outside(inside.work) / "attack.sh").write_text(ATTACK)
-        other = self.place.start(["sleep", "100"], {"HOME": self.home, "TAKEN": TOKEN})
+        other = self.place.start(["sh", "-c", "echo $$; exec sleep 100"], {"HOME": self.home, "TAKEN": TOKEN})
+        assert other.stdout is not None
+        number = other.stdout.readline().strip()
         try:
-            done = self.place.run(inside, "--", "sh", "attack.sh", self.agent, self.home, who, HOME=self.home)
+            done = self.place.run(inside, "--", "sh", "attack.sh", self.agent, self.home, who, number, HOME=self.home)
             assert other.poll() is None, "another process of the account was ended"
         finally:
             other.kill()
