@@ -35,7 +35,7 @@ from diamond.agent.lock import LOCK_FILE, held
 from diamond.agent.loop import Loop
 from diamond.agent.machine import disk
 from diamond.agent.outputs import Collector
-from diamond.agent.policy import PolicyFile
+from diamond.agent.policy_files import PolicyFile
 from diamond.agent.poller import Poller
 from diamond.agent.private import account_home, own_folders
 from diamond.agent.reporter import Reporter
@@ -105,13 +105,13 @@ class Agent:
         this machine's centre says to every agent; no user of an agent can name another folder.
 
         Raises:
-            InstallationProblem: policy.toml is wrong.
+            InstallationProblem: policy.toml is wrong, or the centre's.
         """
         jobs_dir = home / "jobs"
         jobs_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._home = home
         self._stop = threading.Event()
-        self._policy = PolicyFile(home / "policy.toml")
+        self._policy = PolicyFile(home / "policy.toml", centre=centre)
         self._link = link
         self._session = Session(link, self._facts, take_over=take_over, on_owner=self._policy.asked.told)
         self._table = JobTable()
@@ -253,6 +253,9 @@ class Agent:
             agent_version=__version__,
             python=platform.python_version(),
             policy=policy.describe(),
+            policy_files=self._policy.files,
+            policy_changed_at=self._policy.changed_at,
+            others_problem=self._policy.others_problem,
             runtimes=site.runtimes,
             filesystems=site.filesystems,
             site=site.site,
