@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from diamond.agent.image_jobs import Surroundings, entrance
+from diamond.agent.image_jobs import Surroundings, entrance, make_view
 from diamond.core import onefile
 from diamond.core.images import ImageUse
 from diamond.core.rundir import EXIT_ROOM_BYTES, RunDir, read_exit
@@ -80,12 +80,27 @@ class Place:
     def start(self, argv: list[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         raise NotImplementedError
 
-    def stage(self, name: str, run: str, *, envs: Mapping[str, str] | None = None, library: str = "") -> RunDir:
+    def stage(
+        self,
+        name: str,
+        run: str,
+        *,
+        envs: Mapping[str, str] | None = None,
+        library: str = "",
+        is_guest: bool = False,
+        around: Surroundings | None = None,
+        continues: str = "",
+    ) -> RunDir:
         inside = RunDir(Path(self.folder) / "jobs" / f"job_{self.kind}_{name}")
         made = RunDir(self.outside(inside.path))
-        made.work.mkdir(parents=True)
+        made.path.mkdir(parents=True)
+        if continues:
+            os.symlink(f"../job_{self.kind}_{continues}/work", made.work)
+        else:
+            made.work.mkdir()
         made.shield.mkdir()
-        for path, data in entrance(self.use, inside, envs or {}, Surroundings(), library).items():
+        way_in = entrance(self.use, inside, envs or {}, around or Surroundings(), library, is_guest=is_guest)
+        for path, data in way_in.items():
             self.outside(path).write_bytes(data)
         for program in made.shield.iterdir():
             program.chmod(0o700)
@@ -93,11 +108,16 @@ class Place:
         made.env.write_bytes(env_file(envs or {}))
         made.exit_room.write_bytes(b" " * EXIT_ROOM_BYTES)
         plan = ScriptPlan(
-            job_id="job_x", run_dir=str(inside.path), ranks_per_node=1, has_setup=False, scheduler="slurm", image=True
-        )
+            job_id="job_x", run_dir=str(inside.path), ranks_per_node=1, has_setup=False, scheduler="slurm", image=True,
+            is_guest=is_guest, chained=bool(continues),
+        )  # fmt: skip
         made.script.write_text(job_script(plan))
+        if is_guest:
+            for stream in ("metrics", "train"):
+                made.stream(stream).touch()
+            make_view(made, library=bool(library))
         for path in (made.path, *made.path.rglob("*")):
-            os.chown(path, self.uid, self.uid)
+            os.chown(path, self.uid, self.uid, follow_symlinks=False)
         return inside
 
     uid = 1000
@@ -265,8 +285,12 @@ def job_script_of(place: Place, inside: RunDir) -> int:
 def test_a_warning_comes_once_and_only_to_those_who_expect_it(place: Place, how: str) -> None:
     name = f"warned_{how.replace(' ', '_')}"
     inside = place.stage(name, f"exec python3 program.py '{how}'")
+    _is_warned_and_saves(place, inside, how)
+
+
+def _is_warned_and_saves(place: Place, inside: RunDir, how: str, **env: str) -> None:
     place.outside(inside.work / "program.py").write_text(PROGRAM)
-    process = place.start(["bash", str(inside.script)], {})
+    process = place.start(["bash", str(inside.script)], env)
     read_until(process, "up")
     os.kill(job_script_of(place, inside), signal.SIGUSR1)  # to the script alone, as Slurm does
     time.sleep(1.5)
@@ -279,3 +303,167 @@ def test_a_warning_comes_once_and_only_to_those_who_expect_it(place: Place, how:
     eventually(lambda: read_exit(RunDir(place.outside(inside.path))), what="the end is recorded")
     record = read_exit(RunDir(place.outside(inside.path)))
     assert record is not None and record.exit_code == 7
+
+
+# What of the account is seen in there
+
+
+TOKEN = "t0ken-of-the-agent"
+# Every way that leads from a program to the folders of the account, as far as one knows them; each line that says
+# TOKEN or STOLEN is a hole. The folder of the agent is $1, the home $2.
+ATTACK = """\
+agent=$1 home=$2
+cat "$agent/token" "$agent/policy.toml" "$agent/jobs/job_other/secrets.sh"
+cat ../../../token "$DIAMOND_RUN_DIR/../../token"
+ln -s "$agent/token" link; cat link
+ln -s "$agent" folder; cat folder/token
+for process in /proc/[0-9]*; do cat "$process/root$agent/token" "$process/cwd/token"; done
+ls "$agent/jobs" | grep -qx job_other && echo STOLEN: other jobs
+umount "$agent"; umount -l "$DIAMOND_RUN_DIR"; cat "$agent/token"
+unshare --user --map-root-user --mount sh -c 'umount "$0"; cat "$0/token"' "$agent"
+if [ "$3" = guest ]; then
+  cat "$home/.ssh/id" "$home/.bashrc" ../../../../../../.ssh/id /tmp/of-the-node /var/tmp/of-the-node
+  for process in /proc/[0-9]*; do grep -az "TAKEN=" "$process/environ"; done
+  kill -9 "$4"
+  ls -A "$home/.ssh" | grep -q . && echo STOLEN: keys
+fi
+echo 'allow_others = true' > "$agent/policy.toml"
+mkdir -p "$agent" && echo 'allow_others = true' > "$agent/policy.toml"
+if [ "$3" = guest ]; then
+  for name in job.sh inside.sh launch.py order.json env exit.tmp exit.json over setup.done; do
+    echo 'echo HOSTED' > "$DIAMOND_RUN_DIR/$name"
+  done
+  mv "$DIAMOND_RUN_DIR/work" "$DIAMOND_RUN_DIR/work.old"
+  mv "$DIAMOND_RUN_DIR/enter.sh" "$DIAMOND_RUN_DIR/gone"; ln -sf "$agent/policy.toml" "$DIAMOND_RUN_DIR/over"
+fi
+echo attacked
+exit 0
+"""
+
+
+class Account:
+    """The home of an account with an agent in it, and what must not be seen of it, around jobs of a place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.home = "/home/user1" if place.kind != "podman" else f"{place.folder}/home"
+        place.folder = self.agent = f"{self.home}/.diamond/agents/{Path(place.folder).name}"
+        self.around = Surroundings(home=self.home, hidden=(self.agent,))
+        for path, text in {
+            f"{self.agent}/token": TOKEN,
+            f"{self.agent}/policy.toml": f"# {TOKEN}\ncontainers_only = true\n",
+            f"{self.agent}/jobs/job_other/secrets.sh": TOKEN,
+            f"{self.home}/.ssh/id": TOKEN,
+            f"{self.home}/.bashrc": "echo of the owner\n",
+        }.items():
+            file = place.outside(Path(path))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        for folder in (".diamond", ".ssh"):
+            made = place.outside(Path(self.home)) / folder
+            for path in (made, *made.rglob("*")):
+                os.chown(path, place.uid, place.uid, follow_symlinks=False)
+
+    def policy(self) -> str:
+        return self.place.outside(Path(f"{self.agent}/policy.toml")).read_text()
+
+    def attack(self, inside: RunDir, who: str) -> str:
+        """What a program learns that tries all of ATTACK; another process of the account runs beside it."""
+        (self.place.outside(inside.work) / "attack.sh").write_text(ATTACK)
+        other = self.place.start(["sh", "-c", "echo $$; exec sleep 100"], {"HOME": self.home, "TAKEN": TOKEN})
+        assert other.stdout is not None
+        number = other.stdout.readline().strip()
+        try:
+            done = self.place.run(inside, "--", "sh", "attack.sh", self.agent, self.home, who, number, HOME=self.home)
+            assert other.poll() is None, "another process of the account was ended"
+        finally:
+            other.kill()
+            other.communicate()
+        assert "attacked" in done.stdout, done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def account(place: Place) -> Iterator[Account]:
+    before = place.folder
+    try:
+        yield Account(place)
+    finally:
+        place.folder = before
+
+
+def test_a_guest_sees_nothing_of_the_account(account: Account) -> None:
+    place, policy = account.place, account.policy()
+    inside = place.stage("guest_attacks", "true", is_guest=True, around=account.around)
+    made = RunDir(place.outside(inside.path))
+    before = {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()}
+    left = place.outside(Path("/tmp/of-the-node"))
+    left.write_text(TOKEN)
+    try:
+        said = account.attack(inside, "guest")
+    finally:
+        left.unlink()
+    assert TOKEN not in said and "STOLEN" not in said and "of the owner" not in said, said
+    assert account.policy() == policy
+    after = {path.name: path.read_bytes() for path in made.path.iterdir() if path.is_file()}
+    assert after == before, "nothing that runs out here was changed or made"
+    assert made.work.is_dir() and not made.work.is_symlink()
+
+
+def test_an_owners_own_task_sees_the_home_and_not_the_agent(account: Account) -> None:
+    policy = account.policy()
+    inside = account.place.stage("owner_attacks", "true", around=account.around)
+    (account.place.outside(inside.work) / "look.sh").write_text('cat "$HOME/.bashrc"; ls "$1"; ls "$1/jobs"\n')
+    done = account.place.run(inside, "--", "sh", "look.sh", account.agent, HOME=account.home)
+    assert done.stdout.split("\n")[:3] == ["echo of the owner", "jobs", inside.path.name], done.stderr
+    said = account.attack(inside, "owner")
+    assert TOKEN not in said and "STOLEN" not in said, said
+    assert account.policy() == policy
+
+
+WORK = """\
+set -e
+echo made > made; echo more >> "$DIAMOND_METRICS_FILE"; echo kept > "$HOME/.cached"
+[ "$HOME" = "$DIAMOND_RUN_DIR/home" ]
+[ "$(cat "$HOME/.cached")" = kept ]
+mktemp > /dev/null; touch /var/tmp/too
+: > "$DIAMOND_CONTINUE_FILE"
+id -u; pwd
+exit 7
+"""
+
+
+def test_a_guests_job_runs_as_any_other(account: Account) -> None:
+    place = account.place
+    first = place.stage("guest_first", "true", is_guest=True, around=account.around)
+    inside = place.stage("guest_runs", "sh work.sh", is_guest=True, around=account.around, continues="guest_first")
+    (place.outside(first.work) / "work.sh").write_text(WORK)
+    process = place.start(["bash", str(inside.script)], {"HOME": account.home})
+    out, err = process.communicate(timeout=60)
+    made = RunDir(place.outside(inside.path))
+    record = read_exit(made)
+    assert record is not None and (record.exit_code, record.more) == (7, True), (out, err)
+    assert out.split() == [str(place.uid), str(inside.work)]
+    assert (place.outside(first.work) / "made").read_text() == "made\n", "in the work directory of the chain"
+    assert made.stream("metrics").read_text() == "more\n"
+    assert (made.view / "home/.cached").is_file() and not (made.path / "home").exists()
+    assert not (made.path / "tmp").exists(), "what it left in /tmp is gone with it"
+
+
+@pytest.mark.parametrize("how", ["catches", "does not"])
+def test_a_guests_program_hears_the_same_signals(account: Account, how: str) -> None:
+    place = account.place
+    name, run = f"guest_{how.replace(' ', '_')}", f"exec python3 program.py '{how}'"
+    inside = place.stage(name, run, is_guest=True, around=account.around)
+    _is_warned_and_saves(place, inside, how, HOME=account.home)
+
+
+def test_a_guest_is_lent_the_library(account: Account) -> None:
+    place, library = account.place, f"{account.agent}/diamond.pyz"
+    place.outside(Path(library)).write_bytes(onefile.build())
+    program = "import diamond.train as t; t.log(step=1, loss=2.0); print(t.__file__)"
+    inside = place.stage("guest_library", "true", library=library, is_guest=True, around=account.around)
+    metrics = str(inside.stream("metrics"))
+    done = place.run(inside, "--", "python3", "-c", program, DIAMOND_METRICS_FILE=metrics, HOME=account.home)
+    assert done.stdout.startswith(f"{inside.path}/diamond.pyz/"), done.stderr
+    assert b'"loss"' in place.outside(inside.stream("metrics")).read_bytes()

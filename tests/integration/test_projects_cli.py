@@ -94,7 +94,7 @@ def test_a_project_from_the_command_line(alice: Person, bob: Person, tmp_path: P
 
     alice.run("endpoint", "create", "site", "--json")
     said = alice.run("project", "share-endpoint", "lab", "site").stderr
-    assert "allow_others = true" in said
+    assert "allow_others = true" in said and "containers_only = true" in said
     assert [one["name"] for one in bob.json("endpoint", "ls")["endpoints"]] == ["site"]
     alice.run("project", "share-endpoint", "lab", "site", "--stop")
     assert bob.json("endpoint", "ls")["endpoints"] == []

@@ -22,6 +22,7 @@ from diamond.core.codec import encode
 from diamond.core.images import PAYLOAD_FILE, ImageUse
 from diamond.core.inside import SHIELD, SHIELD_NAME, enter_script, env_script, inside_script
 from diamond.core.rundir import RunDir
+from diamond.core.views import HOME, LIBRARY, SHOWN_FILES, SHOWN_FOLDERS, View
 from diamond.core.wire import JobOrder
 
 # The whole of run.sh: nothing an order says is part of it. Python would import what lies in the current folder, and
@@ -47,14 +48,23 @@ class Surroundings:
     Attributes:
         image_root: where images lie; None: in `images` beside the folder of the run directories.
         binds: what programs in containers should see of this endpoint.
+        guest_binds: the same of those that are not of the endpoint's owner.
         modules: environment modules that bring its container runtime.
+        home: of the account; see `diamond.core.views.View`, also for the next.
+        hidden: folders of the agent's own.
         max_image_bytes: of an image that is built here; 0: any.
     """
 
     image_root: Path | None = None
     binds: tuple[str, ...] = ()
+    guest_binds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    home: str = ""
+    hidden: tuple[str, ...] = ()
     max_image_bytes: int = 0
+
+    def view(self, *, is_guest: bool) -> View:
+        return View(is_guest=is_guest, home=self.home, hidden=self.hidden)
 
     def root_for(self, run_dir: RunDir) -> Path:
         return self.image_root or run_dir.path.parent.parent / IMAGES
@@ -91,22 +101,48 @@ def entrance(
     around: Surroundings,
     library: str,
     secrets: bool = False,
+    is_guest: bool = False,
 ) -> dict[Path, bytes]:
     """The files by which programs get into the image. Those in `shield` are programs.
+
+    Args:
+        is_guest: the task is of somebody else than the endpoint's owner.
 
     Raises:
         InvalidInput: no runtime could be told of these paths.
     """
     path = str(run_dir.path)
-    binds = tuple(dict.fromkeys([*around.binds, *([library] if library else [])]))
+    view = around.view(is_guest=is_guest)
+    binds = around.guest_binds if is_guest else around.binds
     files = {
-        run_dir.inside: inside_script(use, run_dir=path, binds=binds, modules=around.modules),
-        run_dir.enter: enter_script(use, run_dir=path, library=library, secrets=secrets),
+        run_dir.inside: inside_script(
+            use, run_dir=path, binds=binds, modules=around.modules, library=library, view=view
+        ),
+        run_dir.enter: enter_script(use, run_dir=path, library=library, secrets=secrets, view=view),
         run_dir.env_script: env_script(envs),
     }
     if use.kind == "apptainer":
         files[run_dir.shield / SHIELD_NAME] = SHIELD
     return {file: text.encode() for file, text in files.items()}
+
+
+def make_view(run_dir: RunDir, *, library: bool) -> None:
+    """What stands in for the run directory in a guest's container: places to put its files at, and room for more.
+
+    Made once, before anything of the guest's runs: the guest can write here, so nothing here may be written later.
+    """
+    run_dir.view.mkdir(mode=0o700)
+    for name in (*SHOWN_FILES, *((LIBRARY,) if library else ())):
+        if name == LIBRARY or os.path.lexists(run_dir.path / name):
+            (run_dir.view / name).touch(mode=0o600)
+    for name in SHOWN_FOLDERS:
+        if os.path.lexists(run_dir.path / name):
+            (run_dir.view / name).mkdir(mode=0o700)
+    (run_dir.view / HOME).mkdir(mode=0o700)
+    if run_dir.work.is_symlink():
+        os.symlink(os.readlink(run_dir.work), run_dir.view / run_dir.work.name)
+    else:
+        (run_dir.view / run_dir.work.name).mkdir(mode=0o700)
 
 
 def work_file(order: JobOrder, run_dir: RunDir, around: Surroundings) -> bytes:

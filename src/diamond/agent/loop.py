@@ -25,7 +25,7 @@ from diamond.agent.cache import Cache
 from diamond.agent.image_jobs import forget_payloads
 from diamond.agent.journal import Journal, Record
 from diamond.agent.outputs import Collector, OutputsStopped
-from diamond.agent.policy import PolicyFile
+from diamond.agent.policy_files import PolicyFile
 from diamond.agent.recovery import recover
 from diamond.agent.run_dirs import remove_old
 from diamond.agent.schedulers.base import HasWarnings, Observed, Scheduler
@@ -130,7 +130,7 @@ class Loop:
     def warnings(self) -> tuple[str, ...]:
         """What the owner of the endpoint should know. Thread-safe."""
         orphans = sum(job.is_orphan for job in self._table.all())
-        found = [self._policy.warning, self._policy.asked.warning, self._storage_problem]
+        found = [self._policy.warning, self._policy.others_problem, self._policy.asked.warning, self._storage_problem]
         if orphans:
             found.append(f"{orphans} jobs run here that the server does not know")
         return tuple(text for text in found if text)
@@ -257,7 +257,7 @@ class Loop:
 
     def _refresh_policy(self) -> None:
         if self._policy.refresh():
-            log.info("policy.toml changed")
+            log.info("the rules in force have changed")
             self._session.greet_again()
             self._table.on_news()  # the reporter is the first to be free for it
 

@@ -35,8 +35,9 @@ from diamond.agent.lock import LOCK_FILE, held
 from diamond.agent.loop import Loop
 from diamond.agent.machine import disk
 from diamond.agent.outputs import Collector
-from diamond.agent.policy import PolicyFile
+from diamond.agent.policy_files import PolicyFile
 from diamond.agent.poller import Poller
+from diamond.agent.private import account_home, own_folders
 from diamond.agent.reporter import Reporter
 from diamond.agent.sampler import Sampler
 from diamond.agent.schedulers.base import HasProcesses, HasShells, HasWarnings, LearnsFacts, Scheduler
@@ -104,13 +105,13 @@ class Agent:
         this machine's centre says to every agent; no user of an agent can name another folder.
 
         Raises:
-            InstallationProblem: policy.toml is wrong.
+            InstallationProblem: policy.toml is wrong, or the centre's.
         """
         jobs_dir = home / "jobs"
         jobs_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._home = home
         self._stop = threading.Event()
-        self._policy = PolicyFile(home / "policy.toml")
+        self._policy = PolicyFile(home / "policy.toml", centre=centre)
         self._link = link
         self._session = Session(link, self._facts, take_over=take_over, on_owner=self._policy.asked.told)
         self._table = JobTable()
@@ -119,7 +120,14 @@ class Agent:
         cache = Cache(home / "cache", self._link)
         kind = self._scheduler.capacity().scheduler
         vault = Vault(self._link)
-        self._stager = Stager(cache=cache, stop=self._stop, scheduler=kind, around=self._around, vault=vault)
+        self._stager = Stager(
+            cache=cache,
+            stop=self._stop,
+            scheduler=kind,
+            around=self._around,
+            vault=vault,
+            is_other=self._policy.asked.is_other,
+        )
         self._loop = Loop(
             jobs_dir=jobs_dir,
             scheduler=self._scheduler,
@@ -229,7 +237,10 @@ class Agent:
         return Surroundings(
             image_root=self._policy.image_root,
             binds=policy.binds((*site.binds, *shown(site.filesystems))),
+            guest_binds=policy.image_binds,
             modules=site.container_modules,
+            home=account_home(),
+            hidden=own_folders(self._home),
             max_image_bytes=policy.max_image_bytes or 0,
         )
 
@@ -242,6 +253,9 @@ class Agent:
             agent_version=__version__,
             python=platform.python_version(),
             policy=policy.describe(),
+            policy_files=self._policy.files,
+            policy_changed_at=self._policy.changed_at,
+            others_problem=self._policy.others_problem,
             runtimes=site.runtimes,
             filesystems=site.filesystems,
             site=site.site,

@@ -1,7 +1,6 @@
-"""policy.toml: what the owner of the endpoint allows, whatever the server says.
+"""The rules of policy.toml: what the owner of the endpoint and its centre allow, whatever the server says.
 
-The file is read at the start, where a mistake stops the agent, and again whenever it changes, where a mistake leaves
-the old rules in force and shows as a warning: an editor's slip must not open the endpoint, nor stop its jobs.
+Which file they come from, and when they hold, is in `policy_files`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from diamond.agent import image_policy, pool_orders
-from diamond.agent.asked import Asked, plain_name
+from diamond.agent import guest_policy, image_policy, narrowing, pool_orders
+from diamond.agent.asked import plain_name
 from diamond.agent.patterns import is_under, listed, matches
-from diamond.agent.schedulers.base import Submission
-from diamond.agent.table import Tracked
 from diamond.core.codec import decode
-from diamond.core.compat import tomllib
 from diamond.core.durations import format_duration, parse_duration
 from diamond.core.endpoints import EndpointFacts
-from diamond.core.errors import InstallationProblem, InvalidInput
 from diamond.core.recipes import BUILDERS
 from diamond.core.resources import Resources, parse_memory
 from diamond.core.sbatch.layout import split_gres
@@ -33,6 +28,11 @@ from diamond.core.wire import JobOrder
 log = logging.getLogger(__name__)
 _GIB = 1024**3
 _ANY_BYTES = 2**62
+# Said where others are let in without a word about this.
+ON_HOST = (
+    "on the host they could read and change everything this account can, its keys and this file among it; add "
+    "containers_only = true, or allow_others_on_host = true if that is wanted"
+)
 UNKNOWN_USER = "unknown"  # what rules call somebody of whom the server says no name
 # Options of sbatch that get more than the fields of a task say, by the limit they would get around.
 _GETS_CPUS = (
@@ -107,8 +107,15 @@ def _builders(raw: object) -> tuple[str, ...]:
     return names
 
 
-def _rule(parse: Callable[[object], Any], default: Any = None, show: Callable[[Any], str] = str) -> Any:
-    return field(default=default, metadata={"parse": parse, "show": show})
+def _rule(
+    parse: Callable[[object], Any],
+    default: Any = None,
+    show: Callable[[Any], str] = str,
+    *,
+    narrow: Callable[[Any, Any], Any],
+) -> Any:
+    """`narrow` makes one value of a centre's and an owner's (see `narrowing`)."""
+    return field(default=default, metadata={"parse": parse, "show": show, "narrow": narrow})
 
 
 def show_bytes(num_bytes: int) -> str:
@@ -133,59 +140,98 @@ def _flag_text(value: bool) -> str:
 class Policy:
     """The rules. None means no rule. Names may hold * and ?. An empty list of allowed ones allows none."""
 
-    max_nodes: int | None = _rule(_number)
-    max_walltime: int | None = _rule(parse_duration, show=format_duration)  # seconds
-    max_cpus: int | None = _rule(_number)  # per node
-    max_gpus: int | None = _rule(_number)  # per node
-    max_memory: int | None = _rule(_bytes, show=show_bytes)  # bytes per node
-    max_gpu_hours: float | None = _rule(_hours, show=_hours_text)  # per job
-    max_concurrent_jobs: int | None = _rule(_number)
-    allow_others: bool = _rule(_flag, False, _flag_text)  # whether others than the endpoint's owner run tasks here
-    allowed_users: tuple[str, ...] | None = _rule(_names, show=listed)
-    allowed_accounts: tuple[str, ...] | None = _rule(_names, show=listed)
-    denied_accounts: tuple[str, ...] = _rule(_names, (), listed)
-    allowed_partitions: tuple[str, ...] | None = _rule(_names, show=listed)
-    denied_partitions: tuple[str, ...] = _rule(_names, (), listed)
-    allowed_qos: tuple[str, ...] | None = _rule(_names, show=listed)
-    allowed_extra: tuple[str, ...] | None = _rule(_options, show=listed)
-    allowed_envs: tuple[str, ...] | None = _rule(_names, show=listed)
-    denied_envs: tuple[str, ...] = _rule(_names, (), listed)
-    containers_only: bool = _rule(_flag, False, _flag_text)
-    path_roots: tuple[str, ...] | None = _rule(_folders, show=listed)
-    queue_ahead: bool = _rule(_flag, True, _flag_text)
-    allow_shells: bool = _rule(_flag, True, _flag_text)
-    allow_shells_of_others: bool = _rule(_flag, False, _flag_text)  # in tasks of others than the endpoint's owner
-    allow_secrets: bool = _rule(_flag, True, _flag_text)  # whether tasks may bring any here
-    allow_pools: bool = _rule(_flag, True, _flag_text)  # whether nodes may be held for several tasks
-    builds: str = _rule(_place_of_builds, "any")  # where images are built
-    allowed_builders: tuple[str, ...] | None = _rule(_builders, show=listed)
-    allowed_bases: tuple[str, ...] | None = _rule(_names, show=listed)
-    max_build_time: int | None = _rule(parse_duration, show=format_duration)  # seconds
-    max_image_bytes: int | None = _rule(_bytes, show=show_bytes)
-    image_root: str | None = _rule(_folder)  # where images lie
-    image_binds: tuple[str, ...] = _rule(_folders, (), listed)  # what containers see, beside what they see anyway
-    keep_finished: int = _rule(parse_duration, 7 * 86400, format_duration)  # seconds
-    max_output_bytes: int = _rule(_bytes, _GIB, show_bytes)  # per task
-    cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes)
+    max_nodes: int | None = _rule(_number, narrow=narrowing.least)
+    max_walltime: int | None = _rule(parse_duration, show=format_duration, narrow=narrowing.least)  # seconds
+    max_cpus: int | None = _rule(_number, narrow=narrowing.least)  # per node
+    max_gpus: int | None = _rule(_number, narrow=narrowing.least)  # per node
+    max_memory: int | None = _rule(_bytes, show=show_bytes, narrow=narrowing.least)  # bytes per node
+    max_gpu_hours: float | None = _rule(_hours, show=_hours_text, narrow=narrowing.least)  # per job
+    max_concurrent_jobs: int | None = _rule(_number, narrow=narrowing.least)
+    # Whether others than the endpoint's owner run tasks here. None: those alone that `allowed_users` names, if any.
+    allow_others: bool | None = _rule(_flag, show=_flag_text, narrow=narrowing.both)
+    # Whether they may do so outside of containers, among the files of the account.
+    allow_others_on_host: bool = _rule(_flag, False, _flag_text, narrow=narrowing.both)
+    allowed_users: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    allowed_accounts: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    denied_accounts: tuple[str, ...] = _rule(_names, (), listed, narrow=narrowing.union)
+    allowed_partitions: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    denied_partitions: tuple[str, ...] = _rule(_names, (), listed, narrow=narrowing.union)
+    allowed_qos: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    allowed_extra: tuple[str, ...] | None = _rule(_options, show=listed, narrow=narrowing.common)
+    allowed_envs: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    denied_envs: tuple[str, ...] = _rule(_names, (), listed, narrow=narrowing.union)
+    containers_only: bool = _rule(_flag, False, _flag_text, narrow=narrowing.either)
+    path_roots: tuple[str, ...] | None = _rule(_folders, show=listed, narrow=narrowing.common_folders)
+    queue_ahead: bool = _rule(_flag, True, _flag_text, narrow=narrowing.both)
+    allow_shells: bool = _rule(_flag, True, _flag_text, narrow=narrowing.both)
+    # In tasks of others than the endpoint's owner.
+    allow_shells_of_others: bool = _rule(_flag, False, _flag_text, narrow=narrowing.both)
+    allow_secrets: bool = _rule(_flag, True, _flag_text, narrow=narrowing.both)  # whether tasks may bring any here
+    # Whether nodes may be held for several tasks.
+    allow_pools: bool = _rule(_flag, True, _flag_text, narrow=narrowing.both)
+    builds: str = _rule(_place_of_builds, "any", narrow=narrowing.place_of_builds)  # where images are built
+    allowed_builders: tuple[str, ...] | None = _rule(_builders, show=listed, narrow=narrowing.common)
+    allowed_bases: tuple[str, ...] | None = _rule(_names, show=listed, narrow=narrowing.common)
+    max_build_time: int | None = _rule(parse_duration, show=format_duration, narrow=narrowing.least)  # seconds
+    max_image_bytes: int | None = _rule(_bytes, show=show_bytes, narrow=narrowing.least)
+    image_root: str | None = _rule(_folder, narrow=narrowing.folder_within)  # where images lie
+    # What containers see, beside what they see anyway.
+    image_binds: tuple[str, ...] = _rule(_folders, (), listed, narrow=narrowing.folders_shown)
+    keep_finished: int = _rule(parse_duration, 7 * 86400, format_duration, narrow=narrowing.least)  # seconds
+    max_output_bytes: int = _rule(_bytes, _GIB, show_bytes, narrow=narrowing.least)  # per task
+    cache_bytes: int = _rule(_bytes, 20 * _GIB, show_bytes, narrow=narrowing.least)
 
-    def refusal(self, order: JobOrder, image_root: str = "", owner: str = "", pilots: Sequence[JobOrder] = ()) -> str:
+    def refusal(
+        self,
+        order: JobOrder,
+        image_root: str = "",
+        owner: str = "",
+        pilots: Sequence[JobOrder] = (),
+        agent_home: Path | None = None,
+    ) -> str:
         """The rule an order breaks, its value and what was asked; empty when it is allowed.
 
         Args:
             image_root: where images lie.
             owner: whose endpoint this is; empty: nobody has said.
             pilots: of a job in a pool, the orders of its pilots as this agent took them up.
+            agent_home: whose folders others must not be led into.
         """
         if wrong := image_policy.malformed(order) or pool_orders.malformed(order):
             return wrong
-        for broken in self._broken(order, image_root, owner, pilots):
+        is_other = bool(owner) and order.user != owner
+        if is_other:
+            for broken in self._broken_by_others(order, owner):
+                return f"policy.toml: {broken}"
+        for broken in self._broken(order, image_root, pilots):
             return f"policy.toml: {broken}"
+        if is_other and agent_home is not None:
+            for broken in guest_policy.broken(self, order, image_root, agent_home):
+                return f"policy.toml: {broken}"
         return ""
 
-    def _broken(self, order: JobOrder, image_root: str, owner: str, pilots: Sequence[JobOrder]) -> Iterator[str]:
-        if owner and order.user != owner and not self.allow_others and self.allowed_users is None:
-            user = plain_name(order.user or UNKNOWN_USER)
+    @property
+    def keeps_others_apart(self) -> bool:
+        """Whether it was thought of that tasks on the host can read and change what the account can."""
+        return self.containers_only or self.allow_others_on_host
+
+    def others_problem(self, owner: str) -> str:
+        """Why a rule that lets others in is not in force; empty when there is none, or it is."""
+        names = [name for name in self.allowed_users or () if name != owner]
+        if self.keeps_others_apart or not (self.allow_others or (self.allow_others is None and names)):
+            return ""
+        rule = "allow_others = true" if self.allow_others else f"allowed_users = {listed(tuple(names))}"
+        return f"{rule} is not in force, and tasks of others are refused: {ON_HOST}"
+
+    def _broken_by_others(self, order: JobOrder, owner: str) -> Iterator[str]:
+        user = plain_name(order.user or UNKNOWN_USER)
+        if not self.allow_others and (self.allowed_users is None or self.allow_others is False):
             yield f"allow_others = false, the task is of user {user} and this endpoint is {plain_name(owner)}'s"
+        yield from self._named("allowed_users", (order.user or UNKNOWN_USER,), "the task is of user {}")
+        if not self.keeps_others_apart:
+            yield f"allow_others_on_host = false, the task is of user {user}: {ON_HOST}"
+
+    def _broken(self, order: JobOrder, image_root: str, pilots: Sequence[JobOrder]) -> Iterator[str]:
         yield from self._named("allowed_users", (order.user or UNKNOWN_USER,), "the task is of user {}")
         if not self.allow_pools and (order.pilot is not None or order.place is not None):
             yield f"allow_pools = false, the job {'holds a node of' if order.pilot is not None else 'runs in'} a pool"
@@ -339,8 +385,8 @@ class Policy:
             allows_shells_of_others=(facts.allows_shells and self.allow_shells and self.allow_shells_of_others),
             takes_secrets=facts.takes_secrets and self.allow_secrets,
             holds_pools=facts.holds_pools and self.allow_pools,
-            allows_others=self.allow_others,
-            allowed_users=self.allowed_users,
+            allows_others=bool(self.allow_others) and self.keeps_others_apart,
+            allowed_users=self.allowed_users if self.keeps_others_apart or self.allowed_users is None else (),
             builders=builders,
             builds=(self.builds if builders else "off") if facts.builders else "",
         )
@@ -372,66 +418,13 @@ def _extra(spec: TaskSpec) -> Iterator[tuple[str, str]]:
         yield option.removeprefix("--").partition("=")[0], option
 
 
+def narrowed(centre: Policy, said: Iterable[str], own: Policy) -> Policy:
+    """An owner's rules within a centre's. `said`: the rules that the centre's file names; others are the owner's."""
+    rules = Policy.__dataclass_fields__
+    kept = {name: rules[name].metadata["narrow"](getattr(centre, name), getattr(own, name)) for name in said}
+    return replace(own, **kept)
+
+
 def parse_policy(raw: Mapping[str, Any]) -> Policy:
     """Raises InvalidInput naming the key, and the valid ones if it is unknown."""
     return decode(Policy, raw, strict=True)
-
-
-class PolicyFile:
-    """The policy in force. Used by the loop's thread alone."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises InstallationProblem when the file is there and not right."""
-        self._path = path
-        self.asked = Asked(path.parent)
-        self._stamp = self._look()
-        self.warning = ""
-        try:
-            self.policy = self._load()
-        except FileNotFoundError:
-            self.policy = Policy()
-        except (InvalidInput, OSError, ValueError) as error:
-            raise InstallationProblem(f"{path}: {error}", hint="mend the file and start the agent again") from error
-
-    @property
-    def image_root(self) -> Path:
-        """Where images lie."""
-        return Path(self.policy.image_root) if self.policy.image_root else self._path.parent / image_policy.IMAGES
-
-    def refusal(self, order: JobOrder, pilots: Sequence[JobOrder] = ()) -> str:
-        """See `Policy.refusal`."""
-        return self.policy.refusal(order, str(self.image_root), self.asked.owner, pilots)
-
-    def submission(self, job: Tracked) -> Submission:
-        """What the scheduler is handed; see `Asked.submission`."""
-        return self.asked.submission(job, self.policy.time_limit_s(job.order))
-
-    def refresh(self) -> bool:
-        """Read the file again if it changed; True when other rules are in force now."""
-        stamp = self._look()
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        try:
-            policy = self._load()
-        except FileNotFoundError:
-            # Some editors take the file away before they put the new one there; that must not open the endpoint.
-            self.warning = "policy.toml is gone, the old rules hold; to go without, restart the agent or leave it empty"
-            return False
-        except (InvalidInput, OSError, ValueError) as error:
-            self.warning = f"policy.toml was changed but not accepted, the old rules hold: {str(error).splitlines()[0]}"
-            log.warning("%s", self.warning)
-            return False
-        self.warning = ""
-        changed, self.policy = policy != self.policy, policy
-        return changed
-
-    def _load(self) -> Policy:
-        return parse_policy(tomllib.loads(self._path.read_text(encoding="utf-8")))
-
-    def _look(self) -> tuple[int, int]:
-        try:
-            stat = os.stat(self._path)
-        except OSError:
-            return (0, 0)
-        return stat.st_mtime_ns, stat.st_size

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import diamond
 from diamond.agent.cache import Cache
-from diamond.agent.image_jobs import RUN, Surroundings, entrance, why_missing, work_envs, work_file
+from diamond.agent.image_jobs import RUN, Surroundings, entrance, make_view, why_missing, work_envs, work_file
 from diamond.agent.image_policy import runs_beside
 from diamond.agent.link import Backoff
 from diamond.agent.machine import FULL_ERRORS, disk
@@ -105,11 +105,14 @@ class Stager:
         scheduler: str = "local",
         around: Callable[[], Surroundings] = Surroundings,
         vault: Vault | None = None,
+        is_other: Callable[[JobOrder], bool] = lambda _: False,
     ) -> None:
-        """`scheduler` is the name of the one that will run the scripts; `around` tells how things are now."""
+        """`scheduler` is the name of the one that will run the scripts; `around` tells how things are now; `is_other`,
+        whether an order is of somebody else than the endpoint's owner."""
         self.vault = vault or Vault()
         self._cache = cache
         self._around = around
+        self._is_other = is_other
         self._scheduler = scheduler
         self._stop = stop
         self._downloads = ThreadPoolExecutor(_PARALLEL_DOWNLOADS, thread_name_prefix="download")
@@ -146,6 +149,8 @@ class Stager:
             self._write_scripts(order, run_dir, previous)
             if order.spec.secrets and order.work is None:
                 self._bring_secrets(order, run_dir, is_cancelled)  # last: what fails leaves none behind
+            if order.work is None and self._is_contained_guest(order):
+                make_view(run_dir, library=bool(_library()))
         except OSError as error:
             where = error.filename or path
             if error.errno in FULL_ERRORS:
@@ -155,6 +160,9 @@ class Stager:
             raise StagingFailed(Reason.STAGING_FAILED, f"{where}: {error.strerror}") from error
         except DiamondError as error:
             raise StagingFailed(Reason.STAGING_FAILED, str(error)) from error
+
+    def _is_contained_guest(self, order: JobOrder) -> bool:
+        return order.image is not None and order.image.kind != "venv" and self._is_other(order)
 
     def _bring_secrets(self, order: JobOrder, run_dir: RunDir, is_cancelled: Callable[[], bool]) -> None:
         def should_stop() -> bool:
@@ -248,6 +256,7 @@ class Stager:
         spec, around = order.spec, self._around()
         is_pilot = order.pilot is not None
         is_work = order.work is not None or is_pilot  # whose program is Diamond's own
+        is_guest = not is_work and self._is_contained_guest(order)
         scheduler = "local" if runs_beside(order) else self._scheduler
         envs = job_envs(
             task_id=order.task_id,
@@ -271,6 +280,7 @@ class Stager:
             modules=spec.slurm.modules if scheduler == "slurm" else (),
             library="" if is_work else _library(),
             image=order.image is not None and not is_work,
+            is_guest=is_guest,
             secrets=bool(spec.secrets) and not is_work,
             measure=scheduler == "slurm" and not is_work,
             time_limit_s=order.time_limit_s,
@@ -285,7 +295,7 @@ class Stager:
             _write(run_dir.image_work, work_file(order, run_dir, around))
         elif order.image is not None:
             run_dir.shield.mkdir(mode=0o700)
-            way_in = entrance(order.image, run_dir, envs, around, plan.library, plan.secrets)
+            way_in = entrance(order.image, run_dir, envs, around, plan.library, plan.secrets, is_guest=is_guest)
             for path, data in way_in.items():
                 _write(path, data, 0o700 if path.parent == run_dir.shield else 0o600)
         run = pilot_run(plan.launcher_python) if is_pilot else RUN if is_work else spec.run
@@ -301,6 +311,9 @@ class Stager:
                 _write(run_dir.path / name, data)
         _write(run_dir.exit_room, b" " * EXIT_ROOM_BYTES)
         _write(run_dir.stream("log"), b"")
+        if is_guest:  # places for what its programs append, which make no file there themselves
+            for name in ("metrics", "train"):
+                _write(run_dir.stream(name), b"")
 
 
 def _check_image(order: JobOrder) -> None:

@@ -42,7 +42,8 @@ def print_page(endpoint: Endpoint) -> None:
         _file_systems(facts.filesystems)
     if facts and facts.policy:
         _heading("policy of the endpoint")
-        _print_rows([(key, policy_text(value)) for key, value in facts.policy.items()])
+        _print_rows([(key, policy_text(render.clean(value))) for key, value in facts.policy.items()])
+        _print_rows(endpoint_words.policy_origin(facts, render.ago))
     if usage and usage.warnings:
         print()
     for warning in usage.warnings if usage else ():

@@ -119,7 +119,9 @@ def share_endpoint(name: str, endpoint: str, *, stop: bool, as_json: bool) -> No
     say(f"Members of project {name} can send its tasks to endpoint {endpoint}.")
     facts = place.facts
     if facts is None or not (facts.allows_others or facts.allowed_users):
-        say("Its own policy file still refuses them: put `allow_others = true` into policy.toml in its agent's home.")
+        lines = "`allow_others = true` and `containers_only = true`"
+        say(f"Its own policy file still refuses them: put {lines} into policy.toml in its agent's home.")
+        say("`diamond endpoint show` says what its agent makes of the file.")
 
 
 def give(kind: str, ref: str, to: str, *, yes: bool, as_json: bool) -> None:

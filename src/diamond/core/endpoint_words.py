@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from diamond.core import clusters, sites
@@ -74,6 +74,13 @@ def _expiry(endpoint: Endpoint) -> str:
     if endpoint.access == "expired":
         return f"expired on {day}; enrol the agent again"
     return f"valid until {day}; a connected agent renews it"
+
+
+def policy_origin(facts: EndpointFacts, ago: Callable[[float], str]) -> list[tuple[str, str]]:
+    """Which files the rules in force were read from, and since when they hold."""
+    rows = [("read from", ", ".join(facts.policy_files))]
+    rows += [("in force since", ago(facts.policy_changed_at) if facts.policy_changed_at else "")]
+    return [(name, value) for name, value in rows if value]
 
 
 def free_nodes(endpoint: Endpoint) -> list[FreeNodes]:
@@ -154,6 +161,8 @@ def _shells(facts: EndpointFacts) -> str:
 
 
 def _others(facts: EndpointFacts) -> str:
+    if facts.others_problem:
+        return f"not taken: {facts.others_problem}"
     if facts.allowed_users is not None:
         return f"only of {', '.join(facts.allowed_users)}" if facts.allowed_users else "not taken"
     return "taken" if facts.allows_others else ""

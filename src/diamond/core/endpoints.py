@@ -80,7 +80,10 @@ class EndpointFacts:
     runtimes: tuple[str, ...] = ()  # container runtimes; empty: none
     run_root: str = ""  # where job directories live
     max_walltime_s: int | None = None
-    policy: dict[str, str] = field(default_factory=dict)  # the policy file's rules, for people
+    policy: dict[str, str] = field(default_factory=dict)  # the rules in force, for people
+    policy_files: tuple[str, ...] = ()  # that they were read from: the centre's, its owner's
+    policy_changed_at: float = 0.0  # when other rules came into force; 0: its agent does not say
+    others_problem: str = ""  # why a rule that lets others in is not in force
     partitions: tuple[Partition, ...] = ()  # only those the policy file allows; empty for schedulers without
     accounts: tuple[str, ...] = ()  # that the user may charge; empty: not known (no accounting there)
     default_account: str = ""

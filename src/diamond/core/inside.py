@@ -21,6 +21,7 @@ from diamond.core.errors import InvalidInput
 from diamond.core.images import ENV_IN_IMAGE, ImageUse
 from diamond.core.rundir import RunDir
 from diamond.core.scripts import NO_RUN_DIR
+from diamond.core.views import LIBRARY, PLACES_OF_GUEST, SETTINGS_OF_GUEST, View, bash_of
 
 MARK = "DIAMOND_IMAGE"  # set inside an image and nowhere else: which one it is
 # A container's runtime reads these characters of a path as its own.
@@ -57,22 +58,6 @@ _HEAD = """\
 #   inside.sh -- PROGRAM ...  any other
 run_dir={run_dir}
 image={image}
-"""
-
-# Nothing that is not on this node, nothing twice, and nothing over the place where the image keeps its variables.
-_BINDS = r"""
-binds=()
-bind() {
-  local other
-  if [[ $1 == /opt ]]; then
-    for other in /opt/*; do [[ $other == /opt/diamond ]] || bind "$other"; done
-    return
-  fi
-  [[ $1 == /?* && $1 != *[:,\"\\]* && $1 != *[[:cntrl:]]* && -e $1 ]] || return
-  for other in "${binds[@]}"; do [[ $1 != "$other" && $1 != "$other"/* ]] || return; done
-  binds+=("$1")
-}
-for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" "${run_dir%%/*}"%s; do bind "$path"; done
 """
 
 _HAND_OVER = r"""
@@ -133,40 +118,65 @@ if [[ -e /dev/kfd ]]; then flags+=({amd}); fi
 # Where the image is mounted by a process of the user's own, a signal to the whole job would take the image away from
 # under a program that is saving its state. Wrapped, that process ends when the program does.
 _APPTAINER = """\
-for path in "${binds[@]}"; do flags+=(--bind "$path"); done
+for path in "${mounts[@]}"; do flags+=(--bind "$path"); done
 shield=$run_dir/shield
 if [[ -x $shield/squashfuse_ll ]] && PATH=%s type -P squashfuse_ll; then
   PATH=$shield:$PATH
 fi > /dev/null
 prefix=APPTAINERENV
 if [[ $program == */singularity ]]; then prefix=SINGULARITYENV; fi
-export "${prefix}_DIAMOND_GIVEN=$given" "${prefix}_DIAMOND_FIXED=$fixed"
+@guest@export "${prefix}_DIAMOND_GIVEN=$given" "${prefix}_DIAMOND_FIXED=$fixed"
 exec "$program" --quiet exec --cleanenv --pwd "$run_dir/work" "${flags[@]}" "$image" \\
   /bin/sh "$run_dir/enter.sh" "$@"
 """
 
-# It passes the whole environment on, so that is emptied first. Places to bind to are made in a layer in memory.
+# By itself it shows the home, the current folder, /tmp, what the site names and what variables of this node ask for.
+# With numbers of its own for processes, no other of this account can be looked into (/proc/*/root) or ended.
+_APPTAINER_GUEST = """\
+for name in $(compgen -v APPTAINER) $(compgen -v SINGULARITY); do
+  case $name in *_CACHEDIR|*_TMPDIR|*_CONFIGDIR) ;; *) unset "$name" ;; esac
+done
+flags+=(--pid --no-home --no-mount home,cwd,tmp,hostfs,bind-paths)
+if [[ -e /etc/hosts ]]; then flags+=(--bind /etc/hosts:/etc/hosts:ro); fi
+if (( EUID == 0 )); then flags+=(--no-privs); fi
+"""
+
+# It passes the whole environment on, so that is emptied first. Places to bind to are made in a layer in memory. A file
+# of variables is read out here, so it has to be the image's own.
 _CHARLIECLOUD = """\
-flags=(--write-fake)
-for path in "${binds[@]}"; do flags+=("--bind=$path"); done
-if [[ -f $image/ch/environment ]]; then flags+=(--env-no-expand "--set-env=$image/ch/environment"); fi
-for name in $(compgen -e); do
+flags=(--write-fake@flags@)
+for path in "${mounts[@]}"; do flags+=("--bind=${path%:ro}"); done
+if [[ -f $image/ch/environment && ! -L $image/ch && ! -L $image/ch/environment ]]; then
+  flags+=(--env-no-expand "--set-env=$image/ch/environment")
+fi
+@guest@for name in $(compgen -e); do
   case $name in HOME|USER|LOGNAME) ;; *) unset "$name" 2> /dev/null ;; esac
 done
 export PATH=%s
 export DIAMOND_GIVEN=$given DIAMOND_FIXED=$fixed
-exec "$program" "${flags[@]}" "$image" -- /bin/sh "$run_dir/enter.sh" "$@"
+exec @alone@"$program" "${flags[@]}" "$image" -- /bin/sh "$run_dir/enter.sh" "$@"
 """
+
+# It has no numbers of its own for processes, and without them a program could end, or where it is privileged look into,
+# every other one of this account.
+_CHARLIECLOUD_GUEST = """\
+if ! alone=$(PATH=$PATH:%s; type -P unshare); then
+  printf 'diamond: this node (%%s) has no unshare, which keeps tasks of others apart\\n' "${{HOSTNAME:-?}}" >&2
+  exit {not_found}
+fi
+"""
+_ALONE = '"$alone" --user --map-current-user --pid --fork --kill-child --mount-proc '
 
 _ENGINE = """\
 flags+=(--rm --interactive --network=host --ipc=host --pull=never --log-driver=none --security-opt=label=disable)
 {user}
 if [[ -t 0 && -t 1 ]]; then flags+=(--tty); fi
-for path in "${{binds[@]}}"; do flags+=("--volume=$path:$path"); done
+for path in "${{mounts[@]}}"; do flags+=("--volume=$path"); done
 export DIAMOND_RUN_DIR=$run_dir DIAMOND_GIVEN=$given DIAMOND_FIXED=$fixed
 exec "$program" run "${{flags[@]}}" --env=DIAMOND_RUN_DIR --env=DIAMOND_GIVEN --env=DIAMOND_FIXED \\
   "--workdir=$run_dir/work" --entrypoint=/bin/sh "$image" "$run_dir/enter.sh" "$@"
 """
+_ENGINE_GUEST = "\nflags+=(--security-opt=no-new-privileges)"
 
 # No container: everything this node has stays visible, with the environment's own programs first.
 _VENV = """
@@ -231,13 +241,23 @@ def shown(places: Iterable[FileSystem]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def inside_script(use: ImageUse, *, run_dir: str, binds: Sequence[str] = (), modules: Sequence[str] = ()) -> str:
+def inside_script(
+    use: ImageUse,
+    *,
+    run_dir: str,
+    binds: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    library: str = "",
+    view: View = View(),
+) -> str:
     """The text of inside.sh.
 
     Args:
         run_dir: absolute, on the endpoint.
         binds: further paths that programs should see, where they exist.
         modules: environment modules that bring the runtime, should the node not have it.
+        library: see `ScriptPlan.library`.
+        view: whose program it is.
 
     Raises:
         InvalidInput: see `check_use`.
@@ -246,13 +266,14 @@ def inside_script(use: ImageUse, *, run_dir: str, binds: Sequence[str] = (), mod
     head = _HEAD.format(run_dir=shlex.quote(run_dir), image=shlex.quote(use.path))
     if use.kind == "venv":
         return head + _VENV.format(not_found=_NOT_FOUND)
-    bound = _BINDS.replace("%%", "%").replace("%s", "".join(f" {shlex.quote(path)}" for path in binds))
+    shows = bash_of(view, binds=binds, library=library, no_run_dir=NO_RUN_DIR)
+    hands = SETTINGS_OF_GUEST + _HAND_OVER + PLACES_OF_GUEST if view.is_guest else _HAND_OVER
     load = _LOAD.format(modules=" ".join(map(shlex.quote, modules))) if modules else ""
     first = {"charliecloud": "ch-run"}.get(use.kind, use.kind)
     others = " || command -v singularity" if use.kind == "apptainer" else ""
-    text = head + bound + _HAND_OVER + _FIND.format(first=first, others=others, load=load, not_found=_NOT_FOUND)
+    text = head + shows + hands + _FIND.format(first=first, others=others, load=load, not_found=_NOT_FOUND)
     if use.kind == "charliecloud":
-        return text + _CHARLIECLOUD.replace("%s", _STANDARD_PATH)
+        return text + _charliecloud(view)
     nvidia, amd = {
         "apptainer": ("--nv", "--rocm"),
         "podman": ("--device=nvidia.com/gpu=all", "--device=/dev/kfd --device=/dev/dri --group-add=keep-groups"),
@@ -260,13 +281,21 @@ def inside_script(use: ImageUse, *, run_dir: str, binds: Sequence[str] = (), mod
     }[use.kind]
     text += _GPUS.format(nvidia=nvidia, amd=amd)
     if use.kind == "apptainer":
-        return text + _APPTAINER.replace("%s", _STANDARD_PATH)
+        guest = _APPTAINER_GUEST if view.is_guest else ""
+        return text + _APPTAINER.replace("%s", _STANDARD_PATH).replace("@guest@", guest)
     user = {
         # Root of this machine is root of the container anyway; anybody else stays who they are.
         "podman": "flags+=(--http-proxy=false); if (( EUID )); then flags+=(--userns=keep-id); fi",
         "docker": 'flags+=("--user=$(id -u):$(id -g)")',
     }[use.kind]
-    return text + _ENGINE.format(user=user)
+    return text + _ENGINE.format(user=user + (_ENGINE_GUEST if view.is_guest else ""))
+
+
+def _charliecloud(view: View) -> str:
+    text = _CHARLIECLOUD.replace("%s", _STANDARD_PATH)
+    guest = _CHARLIECLOUD_GUEST.replace("%s", _STANDARD_PATH, 1).replace("%%", "%").format(not_found=_NOT_FOUND)
+    text = text.replace("@guest@", guest if view.is_guest else "").replace("@alone@", _ALONE if view.is_guest else "")
+    return text.replace("@flags@", " --private-tmp" if view.is_guest else "")
 
 
 # No name of ours but DIAMOND_*, which no task can set, and no unquoted word: variables of the task are set by now.
@@ -353,14 +382,17 @@ exit "$DIAMOND_CODE"
 _LAST = {"apptainer": _ABSORB, "podman": _FORWARD, "docker": _FORWARD}
 
 
-def enter_script(use: ImageUse, *, run_dir: str, library: str = "", secrets: bool = False) -> str:
+def enter_script(use: ImageUse, *, run_dir: str, library: str = "", secrets: bool = False, view: View = View()) -> str:
     """The text of enter.sh.
 
     Args:
         library: see `ScriptPlan.library`.
         secrets: see `ScriptPlan.secrets`.
+        view: whose program it is.
     """
     files = RunDir(Path(run_dir))
+    if library and view.is_guest and use.kind != "venv":
+        library = f"{run_dir}/{LIBRARY}"
     image_env = f"{use.path}{ENV_IN_IMAGE}" if use.kind == "venv" else ENV_IN_IMAGE
     text = _ENTER.format(
         image_env=shlex.quote(image_env),
@@ -376,4 +408,7 @@ def enter_script(use: ImageUse, *, run_dir: str, library: str = "", secrets: boo
         run=shlex.quote(str(files.run)),
         no_run_dir=NO_RUN_DIR,
     )
-    return text + _LAST.get(use.kind, _BECOME)
+    last = _LAST.get(use.kind, _BECOME)
+    if view.is_guest and use.kind == "charliecloud":
+        last = _ABSORB  # it would be process 1, to which signals mean nothing
+    return text + last

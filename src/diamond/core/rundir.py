@@ -15,6 +15,10 @@
     inside.sh       of a task with an image: starts a program in it
     enter.sh env.sh what inside.sh runs in the image, and the variables of `env` as `export` lines
     shield/         what inside.sh puts before the container runtime's own programs
+    view/           of a task in an image of somebody else than the endpoint's owner: what its programs see in the
+                    place of this folder, and where they leave what is not in work/; see `diamond.core.views`
+    tmp/            of the same: their /tmp, by node, where the node has no better place
+    masks/          of a task of the owner's, in an image: what its programs see in the place of the agent's folders
     image-work.json of a job that looks after images: what it is to do
     work/           the user's files; the job's current directory. In a job that continues another: a link to the
                     work directory of the first job of the chain
@@ -49,6 +53,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from diamond.core.views import VIEW
 
 # Blanks laid down before the job starts, so that the exit status fits even on a full disk.
 EXIT_ROOM_BYTES = 1024
@@ -126,6 +132,10 @@ class RunDir:
         return self.path / "shield"
 
     @property
+    def view(self) -> Path:
+        return self.path / VIEW
+
+    @property
     def image_work(self) -> Path:
         return self.path / "image-work.json"
 
@@ -155,6 +165,11 @@ class RunDir:
     @property
     def out_of_time(self) -> Path:
         return self.path / "out-of-time"
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether its program left that mark; a guest's sees `view` in the place of this folder."""
+        return any(os.path.lexists(path) for path in (self.out_of_time, self.view / self.out_of_time.name))
 
     @property
     def started(self) -> Path:
@@ -340,7 +355,8 @@ def read_hang(run_dir: RunDir) -> str:
     """Who stood still and so ended the job: the rank that came least far, of all that nodes noted. Empty: nobody."""
     found: list[tuple[int, int, str]] = []
     is_final = False
-    for path in sorted(run_dir.path.glob("hung.node*.json"))[:MAX_HUNG_NODES]:
+    notes = [*run_dir.path.glob("hung.node*.json"), *run_dir.view.glob("hung.node*.json")]
+    for path in sorted(notes)[:MAX_HUNG_NODES]:
         with contextlib.suppress(ValueError):
             raw = read_json(path)
             is_final |= raw.get("final") is True

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from diamond.core.pool_scripts import EACH_PILOT, EACH_PILOT_END, NO_END, SlotShare, pilot_step
+from diamond.core.views import VIEW
 from diamond.core.warning_scripts import WARN
 
 ALREADY_STARTED = 75  # EX_TEMPFAIL: another process began this run directory first
@@ -39,6 +40,7 @@ class ScriptPlan:
         library: where `import diamond` finds it, should the program's own Python not have it; empty for nowhere.
         image: whether the user's commands run in an image, through inside.sh in the run directory, which then sets
             their variables (see `diamond.core.inside`).
+        is_guest: of a task in an image, whether it is of somebody else than the endpoint's owner.
         secrets: whether the job was given secrets, which lie in the run directory and are removed at its end.
         measure: under Slurm, whether measure.sh in the run directory notes what the job uses.
         time_limit_s: under Slurm, how long the job may run, where Slurm itself does not tell a job when it ends; the
@@ -60,6 +62,7 @@ class ScriptPlan:
     modules: tuple[str, ...] = ()
     library: str = ""
     image: bool = False
+    is_guest: bool = False
     secrets: bool = False
     measure: bool = False
     time_limit_s: int | None = None
@@ -86,7 +89,7 @@ _NO_KILL = """\
 
 # Slurm itself starts a job again when somebody requeues it; the run before is over then.
 _RESTARTED = """\
-if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning out-of-time; fi
+if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 ]]; then rm -f started exit.json over warning out-of-time@view@; fi
 
 """
 
@@ -108,7 +111,7 @@ finish() {{
 
 # Exit code 0 always means finished, unless the program left the mark that says otherwise.
 _MORE = """\
-  if [[ $1 == run && ( $2 -eq {code} || -e continue || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
+  if [[ $1 == run && ( $2 -eq {code} || -e {mark} || ( -n $warned && $2 -ne 0 ) ) ]]; then more=true; fi
 """
 
 _FINISH = """\
@@ -147,6 +150,12 @@ _WIPE = """\
   rm -rf secrets secrets.sh secret-files
 """
 
+# See `diamond.core.views`. Other nodes' own folders for temporary files are the site's to remove.
+_WIPE_TMP = """\
+  rm -rf tmp
+  if [[ $TMPDIR == /?* ]]; then rm -rf "$TMPDIR/diamond-${PWD##*/}"; fi
+"""
+
 _MEASURED = """\
   if [[ -n $measuring ]]; then kill "$measuring"; fi
 """
@@ -169,7 +178,7 @@ _ENDS = """\
   export DIAMOND_ENDS_AT=${{SLURM_JOB_END_TIME:-$((${{began%%[.,]*}} + {limit_s}))}}
 """
 
-_CHAIN_ENV = " DIAMOND_CONTINUE_FILE=$PWD/continue DIAMOND_RESUMED={resumed}"
+_CHAIN_ENV = " DIAMOND_CONTINUE_FILE=$PWD/{mark} DIAMOND_RESUMED={resumed}"
 
 _NOT_NEEDED = """\
 
@@ -308,16 +317,18 @@ def job_script(plan: ScriptPlan) -> str:
     directives = _NO_KILL if _may_shrink(plan) else ""
     text = _HEAD.format(job_id=plan.job_id, run_dir=shlex.quote(plan.run_dir), directives=directives, **numbers)
     if plan.scheduler == "slurm" and plan.slot is None:
-        text += _RESTARTED
+        text += _RESTARTED.replace("@view@", f" {VIEW}/out-of-time" if plan.is_guest else "")
     measures = plan.measure and _starts_once(plan)  # where ranks are started, the launcher sees to it on each node
     if measures:
         text += "measuring=\n"
     text += _CLAIM.format(**numbers)
     if measures:
         text += _MEASURED
+    # What a guest's program leaves behind is in the folder that it sees in the place of this one.
+    mark = f"{VIEW}/continue" if plan.is_guest else "continue"
     if plan.chained:
-        text += _MORE.format(code=CONTINUE)
-    chain = _CHAIN_ENV.format(resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
+        text += _MORE.format(code=CONTINUE, mark=mark)
+    chain = _CHAIN_ENV.format(mark=mark, resumed=int(bool(plan.previous))) if plan.chained or plan.previous else ""
     library = _LIBRARY.format(library=shlex.quote(plan.library)) if plan.library else ""
     text += _FINISH.format(
         over=_OVER if plan.chained else "",
@@ -325,7 +336,7 @@ def job_script(plan: ScriptPlan) -> str:
         ends=_ends(plan),
         where=_IN_IMAGE if plan.image else _IN_SUBSHELL,
         envs="" if plan.image else _ENVS + (_SECRETS.format(**numbers) if plan.secrets else "") + library,
-        wipe=_WIPE if plan.secrets else "",
+        wipe=(_WIPE if plan.secrets else "") + (_WIPE_TMP if plan.is_guest else ""),
         **numbers,
     )
     if plan.previous and plan.slot is None:  # in a pool no job waits in advance

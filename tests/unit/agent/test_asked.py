@@ -10,7 +10,7 @@ import pytest
 
 from diamond.agent import asked as asked_module
 from diamond.agent.asked import LEDGER, Asked, forget_owner, plain_name
-from diamond.agent.policy import PolicyFile
+from diamond.agent.policy_files import PolicyFile
 from diamond.agent.schedulers.base import Observed, Submission
 from diamond.agent.schedulers.slurm.sbatch import sbatch_argv
 from diamond.agent.table import Tracked
@@ -34,6 +34,10 @@ def lines(home: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+ON_HOST = "allow_others_on_host = true"
+NO_IMAGE = "containers_only = true, the task names no image (set resources.image_id)"
+
+
 def policy(home: Path, text: str = "", owner: str = "alice") -> PolicyFile:
     (home / "policy.toml").write_text(text)
     found = PolicyFile(home / "policy.toml")
@@ -48,8 +52,13 @@ def policy(home: Path, text: str = "", owner: str = "alice") -> PolicyFile:
         ("", "bob", "allow_others = false, the task is of user bob and this endpoint is alice's"),
         ("", "", "allow_others = false, the task is of user unknown and this endpoint is alice's"),
         ("allow_others = false", "bob", "allow_others = false"),
-        ("allow_others = true", "bob", ""),
-        ('allowed_users = ["bob"]', "bob", ""),
+        ("allow_others = true", "bob", "allow_others_on_host = false, the task is of user bob: on the host they"),
+        ("allow_others = true", "alice", ""),
+        ('allowed_users = ["bob"]', "bob", "allow_others_on_host = false"),
+        (f"allow_others = true\n{ON_HOST}", "bob", ""),
+        (f'allowed_users = ["bob"]\n{ON_HOST}', "bob", ""),
+        (f'allow_others = false\nallowed_users = ["bob"]\n{ON_HOST}', "bob", "allow_others = false"),
+        ("allow_others = true\ncontainers_only = true", "bob", "containers_only = true, the task names no image"),
         ('allowed_users = ["bo*"]', "carol", "allowed_users = bo*, the task is of user carol"),
         ('allow_others = true\nallowed_users = ["alice"]', "bob", "allowed_users = alice, the task is of user bob"),
         ("", "bob\x1b[2J\n", "the task is of user bob??2J?"),
@@ -62,9 +71,29 @@ def test_whose_tasks_are_taken(tmp_path: Path, text: str, user: str, refused: st
 
 def test_the_facts_say_whether_others_are_welcome(tmp_path: Path) -> None:
     facts = EndpointFacts(scheduler="local")
-    for text, others, users in (("", False, None), ('allowed_users = ["b"]\nallow_others = true', True, ("b",))):
+    let_in = 'allowed_users = ["b"]\nallow_others = true\n'
+    for text, others, users in (
+        ("", False, None),
+        (let_in + ON_HOST, True, ("b",)),
+        (let_in + "containers_only = true", True, ("b",)),
+        (let_in, False, ()),
+        ("allow_others = true", False, None),
+    ):
         found = policy(tmp_path, text).policy.filter_facts(facts)
         assert (found.allows_others, found.allowed_users) == (others, users)
+
+
+def test_a_rule_that_is_not_in_force_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    for text, said in (
+        ("allow_others = true", "allow_others = true is not in force, and tasks of others are refused: on the host"),
+        ('allowed_users = ["alice", "bob"]', "allowed_users = bob is not in force"),
+        ('allowed_users = ["alice"]', ""),  # the owner's own name lets nobody else in
+        ("allow_others = true\ncontainers_only = true", ""),
+        (f"allow_others = true\n{ON_HOST}", ""),
+    ):
+        found = policy(tmp_path, text)
+        assert said in found.others_problem and bool(said) == bool(found.others_problem)
+        assert found.refusal(order("alice")) in ("", "policy.toml: " + NO_IMAGE)
 
 
 def test_while_no_server_has_said_whose_it_is_everything_is_as_before(tmp_path: Path) -> None:
@@ -93,7 +122,7 @@ def test_the_first_owner_is_believed_until_it_is_enrolled_anew(tmp_path: Path) -
 
 
 def test_another_s_job_is_on_record_before_it_is_submitted(tmp_path: Path) -> None:
-    found = policy(tmp_path, "allow_others = true")
+    found = policy(tmp_path, f"allow_others = true\n{ON_HOST}")
     mine = Tracked(order("alice"), tmp_path / "job_00000001")
     theirs = Tracked(order("bob", 2), tmp_path / "job_00000002")
     assert found.submission(mine).asked_by == "" and lines(tmp_path) == []
@@ -111,14 +140,14 @@ def test_another_s_job_is_on_record_before_it_is_submitted(tmp_path: Path) -> No
 
 
 def test_a_job_that_cannot_be_recorded_waits(tmp_path: Path) -> None:
-    found = policy(tmp_path, "allow_others = true")
+    found = policy(tmp_path, f"allow_others = true\n{ON_HOST}")
     (tmp_path / LEDGER).mkdir()
     with pytest.raises(Unavailable, match=LEDGER):
         found.submission(Tracked(order("bob"), tmp_path / "job_00000001"))
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
-    found = policy(tmp_path, "allow_others = true")
+    found = policy(tmp_path, f"allow_others = true\n{ON_HOST}")
     (tmp_path / LEDGER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unavailable):
         found.submission(Tracked(order("bob"), tmp_path / "job_00000001"))
@@ -127,7 +156,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 
 def test_the_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked_module, "MAX_BYTES", 500)
-    found = policy(tmp_path, "allow_others = true")
+    found = policy(tmp_path, f"allow_others = true\n{ON_HOST}")
     job = Tracked(order("bob"), tmp_path / "job_00000001")
     for _ in range(40):
         found.submission(job)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from diamond.agent.image_policy import canonical
-from diamond.agent.policy import Policy, PolicyFile
+from diamond.agent.policy import Policy
+from diamond.agent.policy_files import PolicyFile
 from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import InstallationProblem
 from diamond.core.images import ImageUse, ImageWork

@@ -154,6 +154,7 @@ BEYOND = {
     "max_gpu_hours": Breaks("max_gpu_hours = 1", _both(_spec(resources={"accelerators": "A100:8"}),
                                                        _order(time_limit_s=3600))),
     "allow_others": Breaks("allow_others = false", _order(user="mallory")),
+    "allow_others_on_host": Breaks("allow_others = true", _order(user="mallory")),
     "allowed_users": Breaks('allowed_users = ["alice"]', _order(user="mallory")),
     "allowed_accounts": Breaks('allowed_accounts = ["mine"]', _spec(slurm={"account": "other"})),
     "denied_accounts": Breaks('denied_accounts = ["other"]', _spec(slurm={"account": "OTHER"})),
@@ -286,7 +287,7 @@ def test_no_shell_where_none_is_allowed(server: Liar, start: Start, home: Path, 
 
 def test_no_shell_for_others_by_default(server: Liar, start: Start, home: Path, outside: Path) -> None:
     home.mkdir()
-    (home / "policy.toml").write_text("allow_others = true\n")
+    (home / "policy.toml").write_text("allow_others = true\nallow_others_on_host = true\n")
     start()
     theirs = replace(an_order(outside), spec=TaskSpec.parse({"run": "sleep 60"}), user="mallory")
     job = server.put(theirs)

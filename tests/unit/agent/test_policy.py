@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from diamond.agent import policy_page
-from diamond.agent.policy import Policy, PolicyFile, parse_policy, show_bytes
+from diamond.agent.policy import Policy, parse_policy, show_bytes
+from diamond.agent.policy_files import PolicyFile
 from diamond.core.endpoints import EndpointFacts, Partition
 from diamond.core.errors import InstallationProblem, InvalidInput
 from diamond.core.states import Desired

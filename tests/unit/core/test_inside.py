@@ -7,15 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from diamond.agent.image_jobs import make_view
 from diamond.core.endpoints import FileSystem
 from diamond.core.errors import InvalidInput
 from diamond.core.images import ImageUse
 from diamond.core.inside import SHIELD, check_use, enter_script, env_script, inside_script, shown
 from diamond.core.rundir import RunDir
+from diamond.core.views import View, outermost
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN_DIR = "/scratch/me/jobs/job_01"
@@ -27,6 +31,9 @@ USES = {
     "docker": ImageUse(kind="docker", path="python:3.12"),
     "venv": ImageUse(kind="venv", path="/images/image", image_id="img_00000004"),
 }
+HIDDEN = ("/scratch/me", "/scratch/me/agents", "/home/it's/.diamond/agents")
+OWNER = View(home="/home/it's", hidden=HIDDEN)
+GUEST = View(is_guest=True, home="/home/it's", hidden=HIDDEN)
 
 
 def texts() -> dict[str, str]:
@@ -34,6 +41,14 @@ def texts() -> dict[str, str]:
         f"inside_{kind}.sh": inside_script(use, run_dir=RUN_DIR, binds=("/data", "/it's"), modules=("cuda", "it's"))
         for kind, use in USES.items()
     }
+    for kind in ("apptainer", "charliecloud", "podman"):
+        found[f"inside_guest_{kind}.sh"] = inside_script(
+            USES[kind], run_dir=RUN_DIR, binds=("/data",), library="/home/me/it's/agent.pyz", view=GUEST
+        )
+    found["inside_hidden.sh"] = inside_script(
+        USES["apptainer"], run_dir=RUN_DIR, binds=("/data",), library="/home/me/it's/agent.pyz", view=OWNER
+    )
+    found["enter_guest.sh"] = enter_script(USES["charliecloud"], run_dir=RUN_DIR, library="/a.pyz", view=GUEST)
     for kind in ("apptainer", "podman", "venv"):
         found[f"enter_{kind}.sh"] = enter_script(USES[kind], run_dir=RUN_DIR, library="/home/me/it's/agent.pyz")
     found["enter_secrets.sh"] = enter_script(USES["apptainer"], run_dir=RUN_DIR, secrets=True)
@@ -227,8 +242,99 @@ def test_binds_are_what_is_there(told: RunDir, tmp_path: Path) -> None:
     words, _ = json.loads((tmp_path / "said.json").read_text())
     bound = [words[at + 1] for at, word in enumerate(words) if word == "--bind"]
     # The home holds the jobs and the data; nothing is bound twice, and nothing that is not there.
-    assert bound == [str(tmp_path), "/tmp", "/etc/ssl"]
+    assert bound == [f"{path}:{path}" for path in (tmp_path, "/tmp", "/etc/ssl")]
     assert words[-5:] == [USES["apptainer"].path, "/bin/sh", str(told.enter), "--", "true"]
+
+
+def mounts_of(tmp_path: Path, run_dir: RunDir, *, binds: tuple[str, ...] = (), **view: Any) -> tuple[list[str], str]:
+    """What the stand-in was told to show as a run directory's inside.sh has it, and what was said meanwhile."""
+    run_dir.inside.write_text(
+        inside_script(USES["apptainer"], run_dir=str(run_dir.path), binds=binds, view=View(**view))
+    )
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path), "HOSTNAME": "c7"}
+    argv = ["bash", str(run_dir.inside), "--", "true"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    words, _ = json.loads((tmp_path / "said.json").read_text())
+    return [words[at + 1] for at, word in enumerate(words) if word == "--bind"], done.stderr
+
+
+def test_the_agents_folders_are_empty_by_every_name(told: RunDir, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "jobs", tmp_path / "data/again")
+    os.symlink(tmp_path, tmp_path / "bin/everything")
+    found, _ = mounts_of(
+        tmp_path, told, binds=(str(tmp_path / "jobs"), "/etc/ssl"), hidden=(str(tmp_path / "jobs"), "/not/there")
+    )
+    mask, jobs = told.path / "masks/0", tmp_path / "jobs"
+    assert found[:3] == [f"{tmp_path}:{tmp_path}", "/tmp:/tmp", "/etc/ssl:/etc/ssl"]
+    # The second name of the home is within the first, and needs no mask of its own.
+    assert found[3:] == [f"{mask}:{jobs}:ro", f"{told.path}:{told.path}"]
+    assert [path.relative_to(mask) for path in mask.rglob("*")] == [Path("job_01")], (
+        "room for its own, and nothing else"
+    )
+
+
+def test_a_second_name_of_the_home_is_masked_as_well(told: RunDir, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="names-", dir="/var/tmp") as elsewhere:
+        other = Path(elsewhere) / "other"
+        other.symlink_to(tmp_path)
+        found, _ = mounts_of(tmp_path, told, binds=(str(other),), hidden=(str(tmp_path / "jobs"),))
+    mask = told.path / "masks/0"
+    assert f"{mask}:{tmp_path}/jobs:ro" in found
+    assert f"{mask}:{other}/jobs:ro" in found
+    assert found.index(f"{mask}:{other}/jobs:ro") > found.index(f"{other}:{other}")
+
+
+@pytest.mark.parametrize("bad", ["{home}", "{home}/jobs", "{up}", "/", "{link}", "{home}/jobs/job_02"])
+def test_guests_are_shown_nothing_that_leads_into_the_account(told: RunDir, tmp_path: Path, bad: str) -> None:
+    make_view(told, library=False)
+    (tmp_path / "jobs/job_02").mkdir()
+    with tempfile.TemporaryDirectory(prefix="names-", dir="/var/tmp") as elsewhere:
+        link = Path(elsewhere) / "link"
+        link.symlink_to(tmp_path)
+        path = bad.format(home=tmp_path, up=tmp_path.parent, link=link)
+        found, said = mounts_of(
+            tmp_path, told, binds=("/etc/ssl", path), is_guest=True, home="/nowhere", hidden=(str(tmp_path / "jobs"),)
+        )
+    tmp = f"{told.path}/tmp/c7"
+    shown = [f"{told.path}/view:{told.path}", f"{told.path}/enter.sh:{told.path}/enter.sh"]
+    shown += [f"{told.path}/env.sh:{told.path}/env.sh", f"{told.work}:{told.work}"]
+    assert found == [*shown, f"{tmp}:/tmp", f"{tmp}:/var/tmp", "/etc/ssl:/etc/ssl", "/etc/hosts:/etc/hosts:ro"]
+    if path != "/":  # which is the name of no folder that could be shown
+        assert f"diamond: {path} is not shown to this task" in said
+
+
+def test_guests_get_no_token_and_no_place_of_the_node(told: RunDir, tmp_path: Path) -> None:
+    make_view(told, library=False)
+    view = View(is_guest=True, home=str(tmp_path), hidden=(str(tmp_path / "jobs"),))
+    told.inside.write_text(inside_script(USES["apptainer"], run_dir=str(told.path), view=view))
+    env = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "SLURM_JWT": "t0ken",
+        "SCRATCH": "/scratch/me",
+        "SLURM_JOB_ID": "4711",
+        "APPTAINER_BIND": "/home",
+        "SINGULARITY_BINDPATH": "/home",
+        "APPTAINERENV_LD_PRELOAD": "/x.so",
+        "APPTAINER_CACHEDIR": "/cache",
+        "DIAMOND_CONTINUE_FILE": f"{told.path}/view/continue",
+    }
+    argv = ["bash", str(told.inside), "--", sys.executable, "-c", SHOW]
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=True)
+    inside = json.loads(done.stdout)[3]
+    assert (inside["HOME"], inside["TMPDIR"], inside["SLURM_JOB_ID"]) == (f"{told.path}/home", "/tmp", "4711")
+    assert inside["DIAMOND_CONTINUE_FILE"] == f"{told.path}/continue"
+    assert not {"SLURM_JWT", "SCRATCH"} & set(inside)
+    words, outside = json.loads((tmp_path / "said.json").read_text())
+    assert not {"APPTAINER_BIND", "SINGULARITY_BINDPATH", "APPTAINERENV_LD_PRELOAD"} & set(outside)
+    assert (outside["HOME"], outside["APPTAINER_CACHEDIR"]) == (str(tmp_path), "/cache"), (
+        "the runtime's own things stay"
+    )
+    assert {"--pid", "--no-home"} < set(words)
+
+
+def test_outermost_folders() -> None:
+    assert outermost(["/a/b", "/a", "/ab", "/a", "/c/d"]) == ("/a", "/ab", "/c/d")
 
 
 def test_a_node_without_the_runtime_says_so(told: RunDir, tmp_path: Path) -> None:

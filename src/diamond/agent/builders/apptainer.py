@@ -152,6 +152,7 @@ class ApptainerBuilder:
         place.mkdir(exist_ok=True)
         command = [
             *("apptainer", "--silent", "exec", "--cleanenv", "--contain", "--no-home", "--pid", "--pwd", "/"),
+            *("--no-mount", "home,cwd,hostfs,bind-paths"),
             *("--workdir", str(place), *_bind(ctx.inputs, str(ctx.inputs), read_only=True), *_gpu_flags()),
             *(str(image), "/bin/sh", "-c", _IN_IMAGE, "sh", *argv),
         ]
@@ -222,7 +223,7 @@ class _Sandbox:
                 file.touch()
         argv = [
             *(*_as_owner(), "apptainer", "--silent", "exec", *_root_flags(), "--writable", "--cleanenv", "--pid"),
-            *("--no-home", "--no-mount", "cwd,tmp,bind-paths", "--pwd", "/"),
+            *("--no-home", "--no-mount", "home,cwd,tmp,hostfs,bind-paths", "--pwd", "/"),
             *_bind(Path("/etc/hosts"), "/etc/hosts", read_only=True),
             *_bind(self._steps, INSIDE, read_only=True),
             *_bind(ctx.inputs, f"{INSIDE}/inputs", read_only=True),

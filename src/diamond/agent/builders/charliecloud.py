@@ -125,8 +125,10 @@ class CharliecloudBuilder:
         tmp.mkdir(exist_ok=True)
         options = ["--write", "--seccomp", "--uid=0", "--gid=0", "--no-passwd", "--cd=/", *_variables(image, "/root")]
         binds = [f"--bind={ctx.inputs}:{INPUTS}", f"--bind={given}:{STEPS}", f"--bind={tmp}:{TMP}"]
-        # There is no process namespace: daemons that packages start, and all of a step that is stopped, would stay.
-        ctx.commands.run(kept(["ch-run", *options, *binds, str(image), "--", *step_argv(stage)]), env=_environ())
+        command = ["ch-run", *options, *binds, str(image), "--", *step_argv(stage)]
+        # Kept, for where there is no process namespace: daemons that packages start, and all of a step that is stopped,
+        # would stay.
+        ctx.commands.run(kept([*_alone(), *command]), env=_environ())
 
     def _bring_in(self, base: bases.Base, target: Path, ctx: BuildContext) -> None:
         if base.kind == "registry":
@@ -167,9 +169,10 @@ class CharliecloudBuilder:
 
     def run(self, image: Path, argv: Sequence[str], ctx: BuildContext, *, quiet: bool = False) -> str:
         # Over the image lies a file system in memory, in which folders to mount on can be made.
-        options = ["--write-fake", "--cd=/", *_variables(image, TMP), f"--bind={ctx.inputs}:{ctx.inputs}"]
-        command = ["ch-run", *options, str(image), "--", "/bin/sh", "-c", _ENTER, "sh", *argv]
-        return ctx.commands.run(kept(command), env=_environ(), quiet=quiet)
+        options = ["--write-fake", "--private-tmp", "--cd=/", *_variables(image, TMP)]
+        binds = [f"--bind={ctx.inputs}:{ctx.inputs}"]
+        command = ["ch-run", *options, *binds, str(image), "--", "/bin/sh", "-c", _ENTER, "sh", *argv]
+        return ctx.commands.run(kept([*_alone(), *command]), env=_environ(), quiet=quiet)
 
     def remove(self, image: Path) -> None:
         """A folder in the store is all there is."""
@@ -194,6 +197,14 @@ def _unpack(archive: Path, target: Path, leave: Sequence[str] = ()) -> None:
             hint="write it with `podman export` or `tar`; it may be compressed with gzip, bzip2 or xz",
             code="base",
         ) from error
+
+
+def _alone() -> list[str]:
+    """So that programs of a build have no other process of this account to look into, or to end."""
+    unshare = programs.find("unshare")
+    if unshare is None:
+        return []
+    return [str(unshare), "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def _environ() -> dict[str, str]:

@@ -146,7 +146,7 @@ def _ran_out_of_time(run_dir: Path, record: ExitRecord, number: int | None, endi
     """
     if record.phase != "run" or record.more or number not in (signal.SIGUSR1, signal.SIGTERM):
         return False
-    if number == signal.SIGUSR1 and os.path.lexists(RunDir(run_dir).out_of_time):
+    if number == signal.SIGUSR1 and RunDir(run_dir).is_out_of_time:
         return True
     asked = ending.submission
     if not record.warned or asked is None or asked.time_limit_s is None:

@@ -39,6 +39,7 @@ from diamond.server.services import (
     image_work,
     lifecycle,
     pilots,
+    policies,
     pool_placing,
     presence,
     snapshots,
@@ -82,7 +83,9 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
-        row.facts = encode(snapshots.with_last_known(message.facts, row.facts))
+        facts = policies.bounded(message.facts, ctx.clock())
+        policies.note_change(session, row, facts, ctx.clock())
+        row.facts = encode(snapshots.with_last_known(facts, row.facts))
         presence.touch(ctx, session, row)
         name, owner = row.name, session.get_one(UserRow, row.owner_id).name
     # Tasks may have waited for exactly these facts.

@@ -108,6 +108,9 @@ def _kept(
     return [row for row in rows if row.id in known[key]]
 
 
+_HALF_OPEN = "has neither containers_only = true nor allow_others_on_host = true beside allow_others = true"
+
+
 def barred(session: Session, user_id: str, rows: list[EndpointRow]) -> dict[str, Obstacle]:
     """Others' endpoints that do not want this user's tasks, as far as their agents have said."""
     others = [row for row in rows if row.owner_id != user_id]
@@ -124,6 +127,8 @@ def barred(session: Session, user_id: str, rows: list[EndpointRow]) -> dict[str,
             continue
         owner = session.get_one(UserRow, row.owner_id).name
         text = f"its policy file lets only {owner} run tasks there ({owner} can set allow_others = true in policy.toml)"
+        if facts.others_problem:
+            text = f"its agent takes tasks of {owner} only, since its policy file {_HALF_OPEN}"
         found[row.id] = Obstacle(field="resources.infra", text=text)
     return found
 

@@ -24,6 +24,7 @@ ACTIONS = frozenset(
     {
         "task.created", "task.cancel_requested", "shell.opened", "shell.closed",
         "endpoint.created", "endpoint.enrolled", "endpoint.removed", "endpoint.revoked", "endpoint.rotated",
+        "endpoint.policy_changed",
         "image.building", "image.shared", "image.removed",
     }
 )  # fmt: skip

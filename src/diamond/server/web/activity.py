@@ -34,6 +34,7 @@ _PLAIN = {
     "endpoint.enrolled": ("has an agent now", "good"),
     "endpoint.online": ("is online", "good"),
     "endpoint.offline": ("went offline", "bad"),
+    "endpoint.policy_changed": ("obeys other rules now", "ended"),
     "endpoint.rotated": ("has a new token", "ended"),
     "endpoint.revoked": ("was cut off", "bad"),
     "endpoint.removed": ("was removed", "ended"),

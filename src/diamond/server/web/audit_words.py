@@ -12,6 +12,7 @@ _WORDS = {
     "endpoint.code_made": "made an enrolment code for endpoint {name}",
     "endpoint.created": "made endpoint {name}",
     "endpoint.enrolled": "enrolled the agent of endpoint {name}",
+    "endpoint.policy_changed": "has an agent that obeys other rules at endpoint {name}: {rules}",
     "endpoint.removed": "removed endpoint {name}",
     "endpoint.revoked": "revoked the token of endpoint {name}",
     "endpoint.rotated": "got a new token for endpoint {name}",

@@ -16,7 +16,68 @@ bind() {
   for other in "${binds[@]}"; do [[ $1 != "$other" && $1 != "$other"/* ]] || return; done
   binds+=("$1")
 }
-for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" "${run_dir%/*}" /data '/it'"'"'s'; do bind "$path"; done
+real() { PATH=$PATH:/usr/bin:/bin readlink -f -- "$1" 2> /dev/null; }
+
+for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" /data '/it'"'"'s'; do bind "$path"; done
+
+# The folders of the agent itself, by whatever name they can be reached in there, are empty but for what is this job's.
+hidden=()
+here=$(real "$run_dir") work=$(real "$run_dir/work")
+own=("$here")
+if [[ $work != "$here"/* ]]; then own+=("$work"); fi
+is_below() { [[ -n $2 && ( $1 == "$2" || $2 == / || $1 == "$2"/* ) ]]; }
+mounts=() kept=()
+for path in "${binds[@]}"; do
+  whole=$(real "$path")
+  for folder in "${hidden[@]}"; do
+    if is_below "$whole" "$(real "$folder")"; then continue 2; fi
+  done
+  kept+=("$path")
+  mounts+=("$path:$path")
+done
+hide() {
+  local mask=$1 folder=$2 at=$3 path
+  mounts+=("$mask:$at:ro")
+  for path in "${own[@]}"; do
+    [[ $path == "$folder"/* ]] || continue
+    if [[ -d $path ]]; then
+      mkdir -p "$mask${path#"$folder"}"
+    else
+      mkdir -p "$mask$(dirname "${path#"$folder"}")"
+      : >> "$mask${path#"$folder"}"
+    fi
+    mounts+=("$path:$at${path#"$folder"}")
+  done
+}
+number=0
+for folder in "${hidden[@]}"; do
+  folder=$(real "$folder")
+  [[ $folder == /?* && -d $folder && $folder != *[:,\"\\]* ]] || continue
+  mask=$run_dir/masks/$((number++))
+  mkdir -p "$mask"
+  hide "$mask" "$folder" "$folder"
+  for path in "${kept[@]}"; do
+    whole=$(real "$path")
+    if [[ $whole == / ]]; then whole=; fi
+    if [[ $whole != "$path" && $folder == "$whole"/* ]]; then hide "$mask" "$folder" "$path${folder#"$whole"}"; fi
+  done
+done
+# What none of all that brought, and the name by which the job knows its folder.
+named=
+for path in "${kept[@]}"; do if is_below "$run_dir" "$path"; then named=1; fi; done
+for path in "${own[@]}"; do
+  for folder in "${hidden[@]}" "${kept[@]}"; do
+    if is_below "$path" "$(real "$folder")"; then continue 2; fi
+  done
+  mounts+=("$path:$path")
+done
+if [[ $here != "$run_dir" && -z $named ]]; then
+  mounts+=("$here:$run_dir")
+  if [[ -L $run_dir/work ]]; then
+    link=$(readlink "$run_dir/work")
+    mounts+=("$work:${run_dir%/*}/${link#../}")
+  fi
+fi
 
 # What programs need of this node's environment crosses as `export` lines, in characters that no runtime changes.
 given= fixed=
@@ -63,7 +124,7 @@ fi
 flags=()
 if [[ -e /dev/nvidiactl && -n ${CUDA_VISIBLE_DEVICES-all} ]]; then flags+=(--nv); fi
 if [[ -e /dev/kfd ]]; then flags+=(--rocm); fi
-for path in "${binds[@]}"; do flags+=(--bind "$path"); done
+for path in "${mounts[@]}"; do flags+=(--bind "$path"); done
 shield=$run_dir/shield
 if [[ -x $shield/squashfuse_ll ]] && PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin type -P squashfuse_ll; then
   PATH=$shield:$PATH

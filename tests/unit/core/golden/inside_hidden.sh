@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Starts a program in the image of this job. Generated; your commands are in run.sh and setup.sh beside it.
+#   inside.sh run | setup     the file of that name
+#   inside.sh -- PROGRAM ...  any other
+run_dir=/scratch/me/jobs/job_01
+image='/a b/it'"'"'s $(here)/image.sif'
+
+binds=()
+bind() {
+  local other
+  if [[ $1 == /opt ]]; then
+    for other in /opt/*; do [[ $other == /opt/diamond ]] || bind "$other"; done
+    return
+  fi
+  [[ $1 == /?* && $1 != *[:,\"\\]* && $1 != *[[:cntrl:]]* && -e $1 ]] || return
+  for other in "${binds[@]}"; do [[ $1 != "$other" && $1 != "$other"/* ]] || return; done
+  binds+=("$1")
+}
+real() { PATH=$PATH:/usr/bin:/bin readlink -f -- "$1" 2> /dev/null; }
+
+for path in "$HOME" /tmp "$TMPDIR" "$PMIX_SERVER_TMPDIR" /data; do bind "$path"; done
+
+# The folders of the agent itself, by whatever name they can be reached in there, are empty but for what is this job's.
+hidden=(/scratch/me '/home/it'"'"'s/.diamond/agents')
+here=$(real "$run_dir") work=$(real "$run_dir/work")
+own=("$here")
+if [[ $work != "$here"/* ]]; then own+=("$work"); fi
+library=$(real '/home/me/it'"'"'s/agent.pyz')
+own+=("$library")
+is_below() { [[ -n $2 && ( $1 == "$2" || $2 == / || $1 == "$2"/* ) ]]; }
+mounts=() kept=()
+for path in "${binds[@]}"; do
+  whole=$(real "$path")
+  for folder in "${hidden[@]}"; do
+    if is_below "$whole" "$(real "$folder")"; then continue 2; fi
+  done
+  kept+=("$path")
+  mounts+=("$path:$path")
+done
+hide() {
+  local mask=$1 folder=$2 at=$3 path
+  mounts+=("$mask:$at:ro")
+  for path in "${own[@]}"; do
+    [[ $path == "$folder"/* ]] || continue
+    if [[ -d $path ]]; then
+      mkdir -p "$mask${path#"$folder"}"
+    else
+      mkdir -p "$mask$(dirname "${path#"$folder"}")"
+      : >> "$mask${path#"$folder"}"
+    fi
+    mounts+=("$path:$at${path#"$folder"}")
+  done
+}
+number=0
+for folder in "${hidden[@]}"; do
+  folder=$(real "$folder")
+  [[ $folder == /?* && -d $folder && $folder != *[:,\"\\]* ]] || continue
+  mask=$run_dir/masks/$((number++))
+  mkdir -p "$mask"
+  hide "$mask" "$folder" "$folder"
+  for path in "${kept[@]}"; do
+    whole=$(real "$path")
+    if [[ $whole == / ]]; then whole=; fi
+    if [[ $whole != "$path" && $folder == "$whole"/* ]]; then hide "$mask" "$folder" "$path${folder#"$whole"}"; fi
+  done
+done
+# What none of all that brought, and the name by which the job knows its folder.
+named=
+for path in "${kept[@]}"; do if is_below "$run_dir" "$path"; then named=1; fi; done
+for path in "${own[@]}"; do
+  for folder in "${hidden[@]}" "${kept[@]}"; do
+    if is_below "$path" "$(real "$folder")"; then continue 2; fi
+  done
+  mounts+=("$path:$path")
+done
+if [[ $here != "$run_dir" && -z $named ]]; then
+  mounts+=("$here:$run_dir")
+  if [[ -L $run_dir/work ]]; then
+    link=$(readlink "$run_dir/work")
+    mounts+=("$work:${run_dir%/*}/${link#../}")
+  fi
+fi
+
+# What programs need of this node's environment crosses as `export` lines, in characters that no runtime changes.
+given= fixed=
+pack() {
+  local text=${!1} b=\\
+  text=${text//"$b"/"${b}0134"}
+  text=${text//\'/"${b}0047${b}0134${b}0047${b}0047"}
+  text=${text//\"/"${b}0042"}
+  text=${text//\$/"${b}0044"}
+  text=${text//\`/"${b}0140"}
+  text=${text//$'\n'/"${b}0012"}
+  text=${text//$'\r'/"${b}0015"}
+  text=${text//$'\t'/"${b}0011"}
+  packed="export $1=${b}0047$text${b}0047${b}0012"
+}
+for name in $(compgen -e); do
+  case $name in
+    DIAMOND_*|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT)
+      pack "$name"; fixed+=$packed ;;
+    SLURM_*|SLURMD_*|PMI*|OMPI_*|UCX_*|NCCL_*|RCCL_*|FI_*|MPICH_*|OMP_*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|\
+    NVIDIA_*|ROCR_*|HIP_*|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK|PYTHONUNBUFFERED|TERM|TZ|HOME|USER|LOGNAME|\
+    SCRATCH|PSCRATCH|WORK|PROJECT|http_proxy|https_proxy|ftp_proxy|all_proxy|no_proxy|\
+    HTTP_PROXY|HTTPS_PROXY|FTP_PROXY|ALL_PROXY|NO_PROXY)
+      pack "$name"; given+=$packed ;;
+    TMPDIR)
+      if [[ -d $TMPDIR ]]; then pack "$name"; given+=$packed; fi ;;
+  esac
+done
+
+find_program() { program=$(command -v apptainer || command -v singularity); }
+if ! find_program; then
+  printf 'diamond: this node (%s) has no %s\n' "${HOSTNAME:-?}" apptainer >&2
+  exit 127
+fi
+
+flags=()
+if [[ -e /dev/nvidiactl && -n ${CUDA_VISIBLE_DEVICES-all} ]]; then flags+=(--nv); fi
+if [[ -e /dev/kfd ]]; then flags+=(--rocm); fi
+for path in "${mounts[@]}"; do flags+=(--bind "$path"); done
+shield=$run_dir/shield
+if [[ -x $shield/squashfuse_ll ]] && PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin type -P squashfuse_ll; then
+  PATH=$shield:$PATH
+fi > /dev/null
+prefix=APPTAINERENV
+if [[ $program == */singularity ]]; then prefix=SINGULARITYENV; fi
+export "${prefix}_DIAMOND_GIVEN=$given" "${prefix}_DIAMOND_FIXED=$fixed"
+exec "$program" --quiet exec --cleanenv --pwd "$run_dir/work" "${flags[@]}" "$image" \
+  /bin/sh "$run_dir/enter.sh" "$@"
