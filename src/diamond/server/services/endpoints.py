@@ -260,6 +260,7 @@ _SHARES = (
     .where(
         EndpointShareRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)),
         ProjectRow.id.in_(access.projects_of(sa.bindparam("viewer"))),
+        access.approved(),
     )
     .order_by(ProjectRow.name)
 )
@@ -294,4 +295,5 @@ def to_endpoint(row: EndpointRow, now: float, state: enrolment.Access | None = N
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
         access=state.word if state else "",
         token_expires_at=state.until if state else None,
+        proven_at=row.proven_at,
     )

@@ -14,7 +14,7 @@ from diamond.core.enrolment import ENDPOINT_NAME, enrolment_lines
 from diamond.core.errors import Conflict, DiamondError, Forbidden, NotFound
 from diamond.core.projects import Role
 from diamond.server.headers import is_loopback_name
-from diamond.server.services import endpoints, enrolment, image_copies, overview, projects
+from diamond.server.services import endpoint_shares, endpoints, enrolment, image_copies, overview, projects
 from diamond.server.services.identity import Identity
 from diamond.server.web import endpoint_facts
 from diamond.server.web.forms import Fields, Visitor
@@ -225,7 +225,7 @@ def remove(request: Request, who: Visitor, form: Fields, name: str) -> Response:
 def share(request: Request, who: Visitor, form: Fields, name: str) -> Response:
     assert who.user_id is not None
     try:
-        projects.share_endpoint(ctx_of(request), who.user_id, form.get("project", ""), name)
+        endpoint_shares.share(ctx_of(request), who.user_id, form.get("project", ""), name)
     except DiamondError as error:
         if error.field != "project":
             raise
@@ -237,7 +237,7 @@ def share(request: Request, who: Visitor, form: Fields, name: str) -> Response:
 def unshare(request: Request, who: Visitor, form: Fields, name: str) -> Response:
     assert who.user_id is not None
     try:
-        projects.unshare_endpoint(ctx_of(request), who.user_id, form.get("project", ""), name)
+        endpoint_shares.unshare(ctx_of(request), who.user_id, form.get("project", ""), name)
     except NotFound as error:
         # Pressed twice: it is as was asked for, unless they do not even see it.
         if error.field != "endpoint" or not endpoints.get(ctx_of(request), who.user_id, name).is_mine:

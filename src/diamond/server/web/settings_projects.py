@@ -10,7 +10,7 @@ from starlette.responses import Response
 from diamond.core.accounts import Invitation
 from diamond.core.errors import DiamondError, NotFound
 from diamond.core.projects import Role
-from diamond.server.services import endpoints, invitations, projects, quotas
+from diamond.server.services import endpoint_shares, endpoints, invitations, projects, quotas
 from diamond.server.services.identity import Identity
 from diamond.server.web import inviting
 from diamond.server.web.forms import Fields, Form, Visitor, by_field, typed, unless_done
@@ -152,7 +152,7 @@ def withdraw(request: Request, who: Visitor, project: str, invitation_id: str) -
 @router.post("/settings/projects/{project}/endpoints")
 def share_endpoint(request: Request, who: Visitor, project: str, form: Fields) -> Response:
     try:
-        projects.share_endpoint(ctx_of(request), me(who), project, form.get("endpoint", ""))
+        endpoint_shares.share(ctx_of(request), me(who), project, form.get("endpoint", ""))
     except DiamondError as error:
         return _again(request, who, project, error, form, "endpoint")
     return _to(project, "shared")
@@ -161,7 +161,7 @@ def share_endpoint(request: Request, who: Visitor, project: str, form: Fields) -
 @router.post("/settings/projects/{project}/endpoints/{endpoint}/unshare")
 def unshare_endpoint(request: Request, who: Visitor, project: str, endpoint: str) -> Response:
     try:
-        projects.unshare_endpoint(ctx_of(request), me(who), project, endpoint)
+        endpoint_shares.unshare(ctx_of(request), me(who), project, endpoint)
     except DiamondError as error:
         return _again(request, who, project, error)
     return _to(project, "unshared")
