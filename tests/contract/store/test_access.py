@@ -54,6 +54,7 @@ public    opmvsa  opmvsa  opmvsa  op     o     o     op
 ENDPOINTS = """
           see   list  queue  run  rotate  revoke  share  give
 unshared  o     o     o      o    o       o       o      o
+asked     o     o     o      o    o       o       o      o
 shared    opmv  opmv  opmv   opm  o       o       o      o
 """
 
@@ -105,8 +106,10 @@ class World:
         endpoint_id = endpoints.create(self.ctx, self.alice, name)[0].id
         facts = EndpointFacts(scheduler="local", cpus_per_node=8, allows_others=True)
         agents.hello(self.ctx, endpoint_id, Hello(facts=facts), f"agt_{name}")
-        if state == "shared":
+        if state != "unshared":
             endpoint_shares.share(self.ctx, self.alice, "lab", name)
+        if state == "shared":
+            endpoint_shares.approve(self.ctx, self.ids["p"], "lab", name)
         return name
 
 

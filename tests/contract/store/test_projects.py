@@ -31,6 +31,7 @@ from diamond.server.services.ownership import Giver
 from diamond.server.store.identity_models import AuditRow, EndpointShareRow, MemberRow, ProjectRow, SecretRow
 from diamond.server.store.models import ImageRow, TaskRow, UserRow
 from testing.image_agent import ImageAgent
+from testing.proven import prove
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def place(ctx: Context, owner: str, name: str, **facts: object) -> str:
     made = endpoints.create(ctx, owner, name)[0]
     known = EndpointFacts(scheduler="local", cpus_per_node=8, **facts)  # type: ignore[arg-type]
     agents.hello(ctx, made.id, Hello(facts=known), f"agt_{name}")
+    prove(ctx, made.id)
     return made.id
 
 
@@ -164,6 +166,7 @@ def test_the_last_owner_stays_and_whoever_leaves_takes_endpoints_along(ctx: Cont
     projects.set_member(ctx, alice, "lab", "carol", "member")
     place(ctx, carol, "site", allows_others=True)
     endpoint_shares.share(ctx, carol, "lab", "site")
+    endpoint_shares.approve(ctx, bob, "lab", "site")
     task_id = launch(ctx, carol, project="lab", resources={"infra": "site"})
     assert [one.name for one in endpoints.list_endpoints(ctx, alice)] == ["site"]
     projects.remove_member(ctx, alice, "lab", "carol")
@@ -316,6 +319,7 @@ def test_things_change_hands_among_those_who_work_together(ctx: Context, people:
     assert roles == {"alice": Role.MEMBER, "bob": Role.OWNER}
     site = place(ctx, alice, "site")
     endpoint_shares.share(ctx, alice, "lab", "site")
+    endpoint_shares.approve(ctx, bob, "lab", "site")
     with pytest.raises(InvalidInput, match="carol is not a member of any project of yours"):
         ownership.transfer_endpoint(ctx, mine, "site", "carol")
     job = launch(ctx, alice, project="lab")

@@ -187,8 +187,8 @@ def leave_project(holder: Holder, ctx: Ctx, project: str) -> Response:
     "/projects/{project}/endpoints/{endpoint}",
     summary="Share an endpoint with a project",
     description="By the endpoint's owner, who must be a member. An owner of the project shares it at once; what a "
-    "member shares waits in `shares` until an owner approves. Then members may run the project's tasks there, as far as the "
-    "endpoint's own policy file lets them (`allow_others`). Idempotent; takes no body.",
+    "member shares waits in `shares` until an owner approves. Then members may run the project's tasks there, as far "
+    "as the endpoint's own policy file lets them (`allow_others`). Idempotent; takes no body.",
     responses=returns(Project, "The project as it now is.") | USER_FAILS | fails(NotFound),
 )
 def share_endpoint(holder: Holder, ctx: Ctx, project: str, endpoint: str) -> Response:
