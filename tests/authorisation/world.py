@@ -278,10 +278,12 @@ def _objects(world: World) -> None:
     cluster = ImageAgent(ctx, owner, "cluster", takes_secrets=True, holds_pools=True)
     ImageAgent(ctx, owner, "own", holds_pools=True)
     endpoint_shares.share(ctx, owner, "lab", "cluster")
+    ImageAgent(ctx, world.ids["member"], "offered")
+    endpoint_shares.share(ctx, world.ids["member"], "lab", "offered")
     with ctx.db.write() as session:
         world.tokens["agent"] = tokens.issue(session, now=ctx.clock(), endpoint_id=cluster.id)
     secrets.put(ctx, owner, "KEY", "a value", "lab")
-    world.names |= {"project": "lab", "endpoint": "cluster", "user": "viewer", "kind": "user"}
+    world.names |= {"project": "lab", "endpoint": "cluster", "offered": "offered", "user": "viewer", "kind": "user"}
     world.private |= {"endpoint": "own"}
     digest = upload(ctx, owner, BLOB)
     manifest = {"files": [{"path": "data", "digest": digest, "size_bytes": len(BLOB)}], "is_file": False}

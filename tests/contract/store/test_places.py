@@ -190,12 +190,29 @@ def _world(ctx: Context, lab: Lab, clock: Clock) -> None:
 
 def _specs(count: int) -> list[dict[str, Any]]:
     dice = random.Random(19)
-    names = (None, None, None, "proven", "large", "fresh", "closed", "asked", "unshared", "own", "silent", "nowhere")
+    names = (
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        "own",
+        "proven",
+        "large",
+        "fresh",
+        "closed",
+        "asked",
+        "unshared",
+        "own",
+        "silent",
+        "nowhere",
+    )
     found = []
     for _ in range(count):
         resources = {
             "infra": dice.choice(names),
-            "cpus": dice.choice((None, 1, 2, 3, 8, 600)),
+            "cpus": dice.choice((None, None, 1, 1, 2, 3, 8, 600)),
             "accelerators": dice.choice((None, None, None, None, "H100:1", "H100:8")),
         }
         spec: dict[str, Any] = {"run": "x", "resources": resources}

@@ -255,12 +255,11 @@ _OWNERS = (
     .where(EndpointRow.id.in_(sa.bindparam("endpoints", expanding=True)))
 )
 _SHARES = (
-    sa.select(EndpointShareRow.endpoint_id, ProjectRow.name)
+    sa.select(EndpointShareRow.endpoint_id, ProjectRow.name, EndpointShareRow.approved_at)
     .join(ProjectRow, ProjectRow.id == EndpointShareRow.project_id)
     .where(
         EndpointShareRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)),
         ProjectRow.id.in_(access.projects_of(sa.bindparam("viewer"))),
-        access.approved(),
     )
     .order_by(ProjectRow.name)
 )
@@ -272,12 +271,16 @@ def _views(ctx: Context, session: Session, user_id: str, rows: Sequence[Endpoint
     found = session.execute(_OWNERS, {"endpoints": ids}) if ids else ()
     owners = {str(key): str(name) for key, name in found}
     shared: dict[str, list[str]] = {}
-    for endpoint_id, name in session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ():
-        shared.setdefault(endpoint_id, []).append(name)
+    waits: dict[str, list[str]] = {}
+    for endpoint_id, name, approved_at in (
+        session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ()
+    ):
+        (waits if approved_at is None else shared).setdefault(endpoint_id, []).append(name)
     return [
         to_endpoint(
             row, ctx.clock(), states[row.id] if row.owner_id == user_id else None, owner=owners[row.id],
             is_mine=row.owner_id == user_id, shared_with=tuple(shared.get(row.id, ())),
+            waits_for=tuple(waits.get(row.id, ())) if row.owner_id == user_id else (),
         )
         for row in rows
     ]  # fmt: skip
