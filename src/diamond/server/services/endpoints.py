@@ -272,9 +272,8 @@ def _views(ctx: Context, session: Session, user_id: str, rows: Sequence[Endpoint
     owners = {str(key): str(name) for key, name in found}
     shared: dict[str, list[str]] = {}
     waits: dict[str, list[str]] = {}
-    for endpoint_id, name, approved_at in (
-        session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ()
-    ):
+    shares = session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ()
+    for endpoint_id, name, approved_at in shares:
         (waits if approved_at is None else shared).setdefault(endpoint_id, []).append(name)
     return [
         to_endpoint(
