@@ -56,7 +56,9 @@ def install(url: str, *, num_users: int, num_agents: int) -> Installed:
                 role = Role.OWNER if member is team[0] else Role.MEMBER
                 session.add(MemberRow(project_id=project.id, user_id=member.id, role=role.value, created_at=now))
                 project_names.append(project.name)
-            session.add(EndpointShareRow(endpoint_id=endpoint.id, project_id=project.id, created_at=now))
+            session.add(
+                EndpointShareRow(endpoint_id=endpoint.id, project_id=project.id, created_at=now, approved_at=now)
+            )
             agent_tokens.append(tokens.issue(session, now=now, endpoint_id=endpoint.id))
     return Installed(
         db=db, user_ids=[user.id for user in users], names=[user.name for user in users], tokens=user_tokens,

@@ -26,6 +26,7 @@ from diamond.core.tasks import Output
 from diamond.core.wire import Hello, JobOrder, JobReport, Report, StreamChunk
 from diamond.server.services import agents, endpoints, planning
 from diamond.server.services.context import Context
+from testing.proven import prove
 from testing.uploads import upload
 
 FACTS = EndpointFacts(
@@ -44,11 +45,14 @@ LOCK = Lock(packages=(Package(kind="pip", name="numpy", version="2.3.4"),), pyth
 
 
 class ImageAgent:
-    """Speaks for one endpoint. Nothing happens until a test says so."""
+    """Speaks for one endpoint, at which something has run before (`is_new`: nothing has). Nothing happens until a test
+    says so."""
 
-    def __init__(self, ctx: Context, user_id: str, name: str, **facts: Any) -> None:
+    def __init__(self, ctx: Context, user_id: str, name: str, *, is_new: bool = False, **facts: Any) -> None:
         self.ctx, self.name = ctx, name
         self.id = endpoints.create(ctx, user_id, name)[0].id
+        if not is_new:
+            prove(ctx, self.id)
         self.facts = replace(FACTS, hostname=f"{name}.example", **facts)
         self.hello()
 

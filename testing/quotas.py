@@ -24,6 +24,7 @@ from diamond.server.services.context import Context
 from diamond.server.store.identity_models import EndpointShareRow, MemberRow, ProjectRow
 from diamond.server.store.models import EndpointRow, TaskRow, UserRow
 from testing.context import Clock
+from testing.proven import prove
 
 HOUR = 3600.0
 NOVEMBER_15 = datetime.datetime(2026, 11, 15, 12, tzinfo=datetime.UTC).timestamp()
@@ -57,7 +58,10 @@ class World:
             for user, role in everybody.items():
                 session.add(MemberRow(project_id=self.project, user_id=user, role=role.value, created_at=clock()))
             session.flush()
-            session.add(EndpointShareRow(endpoint_id=self.endpoint, project_id=self.project, created_at=clock()))
+            at = clock()
+            share = EndpointShareRow(endpoint_id=self.endpoint, project_id=self.project, created_at=at, approved_at=at)
+            session.add(share)
+        prove(ctx, self.endpoint)
         agents.hello(ctx, self.endpoint, Hello(facts=facts))
         self.owner = owner_id
 

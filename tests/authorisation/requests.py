@@ -57,6 +57,7 @@ _DONE = {"task_id": "done_id"}
 _SHELL = {"runner": RUNNER, "offset": "0", "wait_s": "0"}
 _OF_VIEWER = {"name": "user"}
 _PLACE = {"name": "endpoint"}
+_OFFERED = {"endpoint": "offered"}
 
 REQUESTS: dict[str, Request] = {
     # Tasks
@@ -102,6 +103,8 @@ REQUESTS: dict[str, Request] = {
     ),
     f"GET {_API}/images/find": Request(query={"ref": "owner/env"}),
     f"GET {_API}/images/bases": Request(query={"endpoint": "cluster"}),
+    f"POST {_API}/projects/{{project}}/endpoints/{{endpoint}}/approve": Request(parameters=_OFFERED),
+    f"POST {_API}/projects/{{project}}/endpoints/{{endpoint}}/decline": Request(parameters=_OFFERED),
     f"POST {_API}/images/{{image}}/share": _sends({"visibility": "public"}),
     f"POST {_API}/images/{{image}}/copy": _sends({"endpoint": "cluster"}),
     f"POST {_API}/images/{{image}}/export": _sends({}),
@@ -197,6 +200,12 @@ REQUESTS: dict[str, Request] = {
     "POST /settings/projects/{project}/invitations/{invitation_id}/withdraw": _fills(),
     "POST /settings/projects/{project}/endpoints": _fills(endpoint="cluster"),
     "POST /settings/projects/{project}/endpoints/{endpoint}/unshare": _fills(),
+    "POST /settings/projects/{project}/endpoints/{endpoint}/approve": Request(
+        form=lambda _world: {"owner": "member"}, parameters=_OFFERED
+    ),
+    "POST /settings/projects/{project}/endpoints/{endpoint}/decline": Request(
+        form=lambda _world: {}, parameters=_OFFERED
+    ),
     "POST /settings/projects/{project}/remove": _fills(),
     "POST /settings/secrets": _fills(name="OTHER", value="a value", project="lab"),
     "POST /settings/secrets/{name}/remove": Request(

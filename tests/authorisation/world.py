@@ -39,6 +39,7 @@ from diamond.server.services import (
     agents,
     bundles,
     codes,
+    endpoint_shares,
     endpoints,
     image_builds,
     image_copies,
@@ -276,11 +277,13 @@ def _objects(world: World) -> None:
     projects.set_member(ctx, owner, "lab", "member", "member")
     cluster = ImageAgent(ctx, owner, "cluster", takes_secrets=True, holds_pools=True)
     ImageAgent(ctx, owner, "own", holds_pools=True)
-    projects.share_endpoint(ctx, owner, "lab", "cluster")
+    endpoint_shares.share(ctx, owner, "lab", "cluster")
+    ImageAgent(ctx, world.ids["member"], "offered")
+    endpoint_shares.share(ctx, world.ids["member"], "lab", "offered")
     with ctx.db.write() as session:
         world.tokens["agent"] = tokens.issue(session, now=ctx.clock(), endpoint_id=cluster.id)
     secrets.put(ctx, owner, "KEY", "a value", "lab")
-    world.names |= {"project": "lab", "endpoint": "cluster", "user": "viewer", "kind": "user"}
+    world.names |= {"project": "lab", "endpoint": "cluster", "offered": "offered", "user": "viewer", "kind": "user"}
     world.private |= {"endpoint": "own"}
     digest = upload(ctx, owner, BLOB)
     manifest = {"files": [{"path": "data", "digest": digest, "size_bytes": len(BLOB)}], "is_file": False}

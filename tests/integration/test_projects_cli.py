@@ -99,6 +99,28 @@ def test_a_project_from_the_command_line(alice: Person, bob: Person, tmp_path: P
     alice.run("project", "share-endpoint", "lab", "site", "--stop")
     assert bob.json("endpoint", "ls")["endpoints"] == []
 
+    bob.run("endpoint", "create", "bobs", "--json")
+    for decision in ("withdrawn", "declined", "approved"):
+        said = bob.run("project", "share-endpoint", "lab", "bobs").stderr
+        assert "go to endpoint bobs once one of its owners (alice) approves" in said
+        assert "waits for  an owner of project lab" in bob.run("endpoint", "show", "bobs").stdout
+        assert "wait for an owner of the project\n  bobs  bob's" in bob.run("project", "show", "lab").stdout
+        assert "this needs an owner" in bob.run("project", "approve", "lab", "bobs", "-y", status=1).stderr
+        if decision == "withdrawn":
+            bob.run("project", "share-endpoint", "lab", "bobs", "--stop")
+        elif decision == "declined":
+            assert "diamond project approve lab ENDPOINT" in alice.run("project", "show", "lab").stdout
+            assert "Its owner is told" in alice.run("project", "decline", "lab", "bobs").stderr
+            assert "nobody asked for that" in alice.run("project", "decline", "lab", "bobs", status=1).stderr
+        else:
+            alice.run("project", "approve", "lab", "bobs", status=1)  # it asks first, and nobody answers
+            assert alice.json("project", "approve", "lab", "bobs", "-y")["endpoints"] == ["bobs"]
+    shown = alice.run("project", "show", "lab").stdout
+    assert "bobs  bob's, approved by alice; nothing has run there yet: name it with --infra" in shown
+    task.write_text("run: 'true'\nproject: lab\nresources: {infra: bobs}\n")
+    assert "bobs" in alice.json("launch", str(task), "--dry-run")["why"][0]
+    alice.run("endpoint", "rm", "bobs", "-y", status=1)
+
     assert "task" in bob.run("project", "give", "task", one, "alice", "-y").stderr
     assert bob.json("show", one)["owner"] == "alice"
     assert "only owner" in alice.run("project", "leave", "lab", "-y", status=1).stderr

@@ -27,7 +27,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         admin = people.ClientConfig.load(running.home)
         assert admin is not None
         token = people.invite(admin, "bob")
-        people.invite(admin, "carol")
+        carols = people.invite(admin, "carol")
+        with Client(url=running.url, token=carols) as carol:
+            for name in ("carols", "carols-2", "carols-3"):
+                carol.endpoints.create(name)
         with Client(url=running.url, token=token) as bob:
             bob.projects.create("lab", title="<b>What</b> we do")
             bob.projects.set_member("lab", "carol", "member")
@@ -77,6 +80,38 @@ def test_an_owner_invites_into_the_project(visit: Come, scripts: bool) -> None:
     new.page.goto("/settings/projects/lab")
     assert "You are a viewer" in new.page.get_by_role("main").inner_text()
     assert new.page.get_by_role("region", name="Invitations").count() == 0, "those are for owners"
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_a_member_offers_an_endpoint_and_an_owner_decides(visit: Come, scripts: bool) -> None:
+    name = "carols" if scripts else "carols-2"
+    carol = comes(visit(scripts=scripts), "carol", "/settings/projects/lab")
+    shares = carol.page.get_by_role("region", name="Endpoints it shares")
+    assert "An owner of the project has to approve first." in shares.inner_text()
+    for decision in ("Withdraw", "Decline", "Approve"):
+        shares.get_by_label("Share an endpoint of yours").select_option(name)
+        carol.press("Share it")
+        carol.page.get_by_text("The owners of the project are asked.").wait_for()
+        assert "Waiting for an owner of the project" in shares.inner_text()
+        assert carol.page.get_by_role("button", name="Approve").count() == 0
+        carol.page.goto(f"/endpoints/{name}")
+        assert "An owner of the project has to approve first" in carol.page.get_by_role("main").inner_text()
+        carol.page.goto("/settings/projects/lab")
+        if decision == "Withdraw":
+            shares.get_by_role("button", name=f"Withdraw {name}").click()
+            carol.page.get_by_text("Tasks of this project go there no more.").wait_for()
+            continue
+        bob = comes(visit(scripts=scripts), "bob", "/settings/projects/lab")
+        asked = bob.page.get_by_role("region", name="Endpoints it shares")
+        assert "can read what is sent there, secrets of members and of the project included" in asked.inner_text()
+        if scripts:
+            bob.check_looks()
+        asked.get_by_role("button", name=f"{decision} {name} of carol").click()
+        bob.page.get_by_text("Declined." if decision == "Decline" else "Approved:").wait_for()
+        carol.page.goto("/settings/projects/lab")
+    assert "carol's, approved by bob; nothing has run there yet" in asked.inner_text()
+    bob.page.goto("/dashboard")
+    assert f"{name} of carol is shared with project lab" in bob.page.get_by_role("main").inner_text()
 
 
 @pytest.mark.parametrize("scripts", [True, False])

@@ -30,6 +30,9 @@ def print_page(endpoint: Endpoint) -> None:
     again = f"; a line to paste there: {program()} endpoint enroll {render.clean(endpoint.name)}"
     rows = [("owner", "" if endpoint.is_mine else render.clean(endpoint.owner))]
     rows += [("shared with", ", ".join(render.clean(name) for name in endpoint.shared_with))]
+    rows += [("waits for", _waits(endpoint))]
+    unproven = "nothing has run here yet: others' tasks come only if they name it (--infra)"
+    rows += [("unproven", unproven if endpoint.shared_with and endpoint.proven_at is None else "")]
     rows += [("access", access and access + again)]
     rows += _about(endpoint)
     rows += _in_use(endpoint, usage) if usage else []
@@ -48,6 +51,11 @@ def print_page(endpoint: Endpoint) -> None:
         print()
     for warning in usage.warnings if usage else ():
         print(f"{render.paint('warning', '33')}: {render.clean(warning)}")
+
+
+def _waits(endpoint: Endpoint) -> str:
+    names = ", ".join(render.clean(name) for name in endpoint.waits_for)
+    return f"an owner of project {names}, who has to approve of sharing it" if names else ""
 
 
 def _away(endpoint: Endpoint) -> str:

@@ -125,6 +125,8 @@ def launch(
             task = client.tasks.create(spec, progress=sending, scan_progress=scanning)
         for warning in task.warnings:
             say(f"Note: {render.clean(warning)}")
+        if task.endpoint is not None and task.why:
+            say(f"It goes to {render.clean(task.endpoint)}: {render.clean('; '.join(task.why))}")
         if show_page:
             browser.open_page(browser.task_page(client.url, task.id))
         if detach:
@@ -277,6 +279,8 @@ def show_plan(plan: dict[str, Any], local: dict[str, Any]) -> None:
         limit = render.written_duration(plan.get("time_limit_s") or 0)
         print(f"  - one job may run for {limit} there, less than max_duration: about {jobs} jobs, one after the other.")
         print("    Save your state when warned (SIGUSR1), and exit with code 85 to go on in the next")
+    if plan.get("waits") and endpoint:
+        print(f"  - it waits at first: {render.clean(plan['waits'])}")
     for warning in plan.get("warnings") or ():
         print(f"  - note: {render.clean(warning)}")
     for name, why in (plan.get("others") or {}).items():

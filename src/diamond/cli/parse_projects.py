@@ -113,16 +113,45 @@ def rm(name: Name, yes: Yes = False, json: Json = False) -> None:
 def share_endpoint(
     name: Name,
     endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="One of yours.")],
-    stop: Annotated[bool, typer.Option("--stop", help="Share it no more.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Share it no more, or withdraw what you asked for.")] = False,
     json: Json = False,
 ) -> None:
     """Let a project's tasks run at your endpoint.
 
-    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`.
+    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`. Unless you own
+    the project, one of its owners has to approve first.
     """
     from diamond.cli import projects as act
 
     act.share_endpoint(name, endpoint, stop=stop, as_json=json)
+
+
+@project_app.command("approve")
+def approve(
+    name: Name,
+    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="One that a member asks to share.")],
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Let a project's tasks go to a member's endpoint. Owners can.
+
+    Whoever owns the endpoint can read what is sent there, secrets included.
+    """
+    from diamond.cli import projects as act
+
+    act.approve(name, endpoint, yes=yes, as_json=json)
+
+
+@project_app.command("decline")
+def decline(
+    name: Name,
+    endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="One that a member asks to share.")],
+    json: Json = False,
+) -> None:
+    """Turn down an endpoint that a member asks to share. Owners can."""
+    from diamond.cli import projects as act
+
+    act.decline(name, endpoint, as_json=json)
 
 
 @project_app.command("give")

@@ -57,10 +57,24 @@ def print_project(found: Project) -> None:
     width = max((len(one.user) for one in found.members), default=0)
     for one in found.members:
         print(f"  {render.clean(one.user).ljust(width)}  {one.role!s:<7} {render.clean(one.full_name)}".rstrip())
-    if found.endpoints:
+    _print_shares(found)
+
+
+def _print_shares(found: Project) -> None:
+    approved = [share for share in found.shares if share.approved_at is not None]
+    waiting = [share for share in found.shares if share.approved_at is None]
+    if approved:
         print("Endpoints shared with it")
-        for name in found.endpoints:
-            print(f"  {render.clean(name)}")
+    for share in approved:
+        by = f", approved by {render.clean(share.approved_by)}" if share.approved_by not in ("", share.owner) else ""
+        new = "" if share.proven else "; nothing has run there yet: name it with --infra"
+        print(f"  {render.clean(share.endpoint)}  {render.clean(share.owner)}'s{by}{new}")
+    if waiting:
+        print("Endpoints that wait for an owner of the project")
+    for share in waiting:
+        print(f"  {render.clean(share.endpoint)}  {render.clean(share.owner)}'s, asked {render.ago(share.asked_at)}")
+    if waiting and found.role is Role.OWNER:
+        print(f"  {program()} project approve {render.clean(found.name)} ENDPOINT (or: project decline)")
 
 
 def rename(name: str, title: str, *, as_json: bool) -> None:
@@ -116,12 +130,37 @@ def share_endpoint(name: str, endpoint: str, *, stop: bool, as_json: bool) -> No
     if stop:
         say(f"Endpoint {endpoint} is no longer shared with project {name}. What runs there goes on.")
         return
-    say(f"Members of project {name} can send its tasks to endpoint {endpoint}.")
+    if endpoint not in found.endpoints:
+        owners = ", ".join(render.clean(one.user) for one in found.members if one.role is Role.OWNER)
+        say(f"Asked. Tasks of project {name} go to endpoint {endpoint} once one of its owners ({owners}) approves.")
+    else:
+        say(f"Members of project {name} can send its tasks to endpoint {endpoint}.")
     facts = place.facts
     if facts is None or not (facts.allows_others or facts.allowed_users):
         lines = "`allow_others = true` and `containers_only = true`"
         say(f"Its own policy file still refuses them: put {lines} into policy.toml in its agent's home.")
         say("`diamond endpoint show` says what its agent makes of the file.")
+
+
+def approve(name: str, endpoint: str, *, yes: bool, as_json: bool) -> None:
+    with connect() as client:
+        wanted = next((one for one in client.projects.get(name).shares if one.endpoint == endpoint), None)
+        owner = wanted.owner if wanted is not None else None  # what is not there, the server says in its own words
+        if owner is not None and not confirm(
+            f"Let tasks of project {name} go to endpoint {endpoint} of {owner}? {owner} can then read what is sent "
+            "there, secrets of members and of the project included.",
+            yes=yes,
+        ):
+            say("Nothing was changed; -y goes on without asking.")
+            stop_here(1)
+        found = client.projects.approve_endpoint(name, endpoint, owner=owner)
+    emit(found) if as_json else say(f"Members of project {name} can send its tasks to endpoint {endpoint}.")
+
+
+def decline(name: str, endpoint: str, *, as_json: bool) -> None:
+    with connect() as client:
+        found = client.projects.decline_endpoint(name, endpoint)
+    emit(found) if as_json else say(f"Endpoint {endpoint} is not shared with project {name}. Its owner is told.")
 
 
 def give(kind: str, ref: str, to: str, *, yes: bool, as_json: bool) -> None:

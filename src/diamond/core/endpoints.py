@@ -178,6 +178,9 @@ class Endpoint:
     owner: str = ""  # a user's name
     is_mine: bool = True
     shared_with: tuple[str, ...] = ()  # projects whose members may run tasks here; only those the user is in
+    waits_for: tuple[str, ...] = ()  # projects whose owners have not approved yet; told to its owner alone
+    # Since when a task has succeeded here; None: others' tasks come only if they name it.
+    proven_at: float | None = None
 
 
 ONLINE_WITHIN_S = 60.0

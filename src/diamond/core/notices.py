@@ -47,6 +47,9 @@ class NoticeEvent(StrEnum):
     IMAGE_READY = "image.ready"
     IMAGE_FAILED = "image.failed"
     ENDPOINT_OFFLINE = "endpoint.offline"
+    SHARE_ASKED = "endpoint.share_asked"
+    SHARE_APPROVED = "endpoint.share_approved"
+    SHARE_DECLINED = "endpoint.share_declined"
     QUOTA_NEAR = "quota.near"
 
 

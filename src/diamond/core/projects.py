@@ -69,6 +69,24 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndpointShare:
+    """An endpoint that a member offers to a project. Whoever owns it can read what is sent there, secrets included.
+
+    Attributes:
+        owner: whose it is; `approved_by`: an owner of the project. Names of users.
+        approved_at: None while it waits to be approved; until then the project's tasks do not go there.
+        proven: whether anything has succeeded there; until then, others' tasks go there only if they name it.
+    """
+
+    endpoint: str
+    owner: str
+    asked_at: float
+    approved_at: float | None = None
+    approved_by: str = ""
+    proven: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """As a member sees it. `members` only in the detail view."""
 
@@ -80,7 +98,10 @@ class Project:
     created_at: float
     num_members: int = 1
     members: tuple[Member, ...] = ()
-    endpoints: tuple[str, ...] = ()  # shared with it; only in the detail view
+    # Only in the detail view: the endpoints its tasks may go to, by name; and these with whose they are, beside those
+    # that wait to be approved (for owners, and for who asked).
+    endpoints: tuple[str, ...] = ()
+    shares: tuple[EndpointShare, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,7 +249,9 @@ class Task:
     spec: TaskSpec | None = None  # only in the detail view
     jobs: tuple[Job, ...] = ()  # only in the detail view, oldest first
     outputs: tuple[Output, ...] = ()  # only in the detail view
-    warnings: tuple[str, ...] = ()  # only in the answer that made it: limits it comes close to
+    # Only in the answer that made it: limits it comes close to, who can read its secrets; why it goes where it goes.
+    warnings: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:

@@ -20,6 +20,8 @@ class Candidate:
         rank: how far away what the task needs is (its image): the smaller, the better.
         note: a reason for or against it that follows from that, for people.
         obstacle: what makes the task impossible there beyond what the facts say.
+        doubt: how little the facts are borne out, for whoever asks: the smaller, the better. It comes before all that
+            an endpoint says of itself.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Candidate:
     rank: int = 0
     note: str = ""
     obstacle: Obstacle | None = None
+    doubt: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +46,18 @@ class Placement:
 
 
 def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
-    """Choose among the endpoints that can run the task: online first, then those that have what it needs, then free
-    now, then the shortest queue."""
+    """Choose among the endpoints that can run the task: online first, then the least doubtful, then those that have
+    what it needs, then free now, then the shortest queue."""
     obstacles: dict[str, Obstacle] = {}
     undecided: list[str] = []
     fitting: list[Candidate] = []
     for candidate in candidates:
         if spec.resources.infra is not None and candidate.name != spec.resources.infra:
             obstacles[candidate.name] = Obstacle(field="resources.infra", text="the task names another endpoint")
+        elif obstacle := (find_obstacle(spec, candidate.facts) if candidate.facts else None) or candidate.obstacle:
+            obstacles[candidate.name] = obstacle
         elif candidate.facts is None:
             undecided.append(candidate.name)
-        elif obstacle := find_obstacle(spec, candidate.facts) or candidate.obstacle:
-            obstacles[candidate.name] = obstacle
         else:
             fitting.append(candidate)
     if not fitting:
@@ -102,9 +105,16 @@ def _gpu_shortage(facts: EndpointFacts, asked: str) -> str:
     return f"its nodes have {have}, the task asks for {asked}"
 
 
-def _rank(spec: TaskSpec, candidate: Candidate) -> tuple[bool, int, bool, int, str]:
+def _rank(spec: TaskSpec, candidate: Candidate) -> tuple[bool, int, int, bool, int, str]:
     queued = candidate.usage.jobs_queued if candidate.usage else 0
-    return (not candidate.online, candidate.rank, not _free_now(spec, candidate), queued, candidate.name)
+    return (
+        not candidate.online,
+        candidate.doubt,
+        candidate.rank,
+        not _free_now(spec, candidate),
+        queued,
+        candidate.name,
+    )
 
 
 def _free_now(spec: TaskSpec, candidate: Candidate) -> bool:

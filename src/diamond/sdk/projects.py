@@ -70,12 +70,39 @@ class Projects:
         return int(self._transport.json("DELETE", _path(name))["moved"])
 
     def share_endpoint(self, name: str, endpoint: str) -> Project:
-        """Let the project's tasks run at an endpoint of yours, as far as its own policy file lets them."""
-        return decode(Project, self._transport.json("PUT", f"{_path(name)}/endpoints/{quote(endpoint, safe='')}"))
+        """Let the project's tasks run at an endpoint of yours, as far as its own policy file lets them.
+
+        At once where you are an owner of the project; else it waits in `Project.shares` for one to approve. May be
+        repeated.
+        """
+        return decode(Project, self._transport.json("PUT", _share(name, endpoint)))
+
+    def approve_endpoint(self, name: str, endpoint: str, *, owner: str | None = None) -> Project:
+        """Let the project's tasks go to an endpoint that a member shares, who can then read what is sent there, secrets
+        included. Owners of the project can. May be repeated.
+
+        Args:
+            owner: whose the endpoint is, as you saw it.
+
+        Raises:
+            NotFound: nobody asked for that.
+            Conflict: it is another's by now.
+        """
+        path, query = f"{_share(name, endpoint)}/approve", {"owner": owner} if owner is not None else {}
+        return decode(Project, self._transport.json("POST", path, params=query))
+
+    def decline_endpoint(self, name: str, endpoint: str) -> Project:
+        """Turn down what a member asked for; they are told. Owners of the project can.
+
+        Raises:
+            NotFound: nobody asked for that.
+            Conflict: it is approved already: `unshare_endpoint` ends that.
+        """
+        return decode(Project, self._transport.json("POST", f"{_share(name, endpoint)}/decline"))
 
     def unshare_endpoint(self, name: str, endpoint: str) -> Project:
-        """No longer; what runs there goes on."""
-        return decode(Project, self._transport.json("DELETE", f"{_path(name)}/endpoints/{quote(endpoint, safe='')}"))
+        """No longer, or withdraw what was asked for; what runs there goes on."""
+        return decode(Project, self._transport.json("DELETE", _share(name, endpoint)))
 
     def transfer(self, kind: str, ref: str, to: str) -> Transferred:
         """Give something to another user; who has it now, and what an image is called there.
@@ -104,6 +131,10 @@ class Projects:
         """Stop a task, whosever it is. For administrators."""
         path = f"{API}/admin/tasks/{quote(task_id, safe='')}/cancel"
         return decode(Task, self._transport.json("POST", path, repeatable=True))
+
+
+def _share(name: str, endpoint: str) -> str:
+    return f"{_path(name)}/endpoints/{quote(endpoint, safe='')}"
 
 
 def _path(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from diamond.core.ids import new_id
-from diamond.server.services import projects
+from diamond.server.services import endpoint_shares, projects
 from diamond.server.services.context import Context
 from diamond.server.store.models import UserRow
 from testing.image_agent import ImageAgent
@@ -34,6 +34,6 @@ def lab(ctx: Context, user_id: str, other_id: str) -> Callable[..., None]:
 
     def share(*names: str) -> None:
         for name in names:
-            projects.share_endpoint(ctx, user_id, "lab", name)
+            endpoint_shares.share(ctx, user_id, "lab", name)
 
     return share

@@ -20,6 +20,7 @@ from diamond.core.states import JobState
 from diamond.core.wire import Hello, JobReport, Report
 from diamond.server.services import (
     agents,
+    endpoint_shares,
     endpoints,
     enrolment,
     events,
@@ -53,6 +54,7 @@ public    opmvsa  opmvsa  opmvsa  op     o     o     op
 ENDPOINTS = """
           see   list  queue  run  rotate  revoke  share  give
 unshared  o     o     o      o    o       o       o      o
+asked     o     o     o      o    o       o       o      o
 shared    opmv  opmv  opmv   opm  o       o       o      o
 """
 
@@ -104,8 +106,10 @@ class World:
         endpoint_id = endpoints.create(self.ctx, self.alice, name)[0].id
         facts = EndpointFacts(scheduler="local", cpus_per_node=8, allows_others=True)
         agents.hello(self.ctx, endpoint_id, Hello(facts=facts), f"agt_{name}")
+        if state != "unshared":
+            endpoint_shares.share(self.ctx, self.alice, "lab", name)
         if state == "shared":
-            projects.share_endpoint(self.ctx, self.alice, "lab", name)
+            endpoint_shares.approve(self.ctx, self.ids["p"], "lab", name)
         return name
 
 
@@ -219,8 +223,8 @@ def test_endpoints(world: World) -> None:
         if user in (world.ids["s"], world.ids["a"], world.ids["v"]):  # with a project of theirs, where they may
             theirs = new_id("prj").replace("_", "-")
             projects.create(ctx, user, theirs)
-            return projects.share_endpoint(ctx, user, theirs, name)
-        return projects.share_endpoint(ctx, user, "lab", name)
+            return endpoint_shares.share(ctx, user, theirs, name)
+        return endpoint_shares.share(ctx, user, "lab", name)
 
     check(
         world,

@@ -219,7 +219,7 @@ def test_two_users_of_one_name_do_not_meet(
     lab("alpha")
 
     def ask(user: str) -> None:
-        made[user] = image_builds.build(ctx, user, RECIPE)[0].image.id
+        made[user] = image_builds.build(ctx, user, RECIPE, endpoint="alpha")[0].image.id
 
     threads = [threading.Thread(target=ask, args=(user,)) for user in (user_id, other_id)]
     for thread in threads:

@@ -18,7 +18,7 @@ from diamond.planner.pools.profiles import Profiles
 from diamond.planner.pools.simulation import recorded, replayed
 from diamond.planner.pools.simulation.replaying import replay
 from diamond.planner.pools.trained import Window, measurements
-from diamond.server.services import pool_demands, pool_records, projects
+from diamond.server.services import endpoint_shares, pool_demands, pool_records, projects
 from diamond.server.services.context import Context
 from testing.context import Clock
 from tests.contract.store.pool_run import BATCH, QUEUE_S, RESTART_S, STOP_S, Run, Training, workload
@@ -89,7 +89,7 @@ def test_only_who_runs_the_pool_may_have_it(ctx: Context, user_id: str, other_id
     projects.create(ctx, user_id, "lab")
     projects.set_member(ctx, user_id, "lab", "other", "member")
     spec = pools.get(ctx, user_id, "p").spec
-    projects.share_endpoint(ctx, user_id, "lab", spec.endpoint)
+    endpoint_shares.share(ctx, user_id, "lab", spec.endpoint)
     pools.create(ctx, user_id, {"name": "q", "endpoint": spec.endpoint, "accelerators": "A100:2", "project": "lab"})
     with pytest.raises(Forbidden, match="another's"):
         pool_records.record(ctx, other_id, "q")

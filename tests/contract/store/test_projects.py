@@ -15,6 +15,7 @@ from diamond.core.states import JobState, TaskState
 from diamond.core.wire import Hello, JobReport, Report
 from diamond.server.services import (
     agents,
+    endpoint_shares,
     endpoints,
     enrolment,
     image_builds,
@@ -30,6 +31,7 @@ from diamond.server.services.ownership import Giver
 from diamond.server.store.identity_models import AuditRow, EndpointShareRow, MemberRow, ProjectRow, SecretRow
 from diamond.server.store.models import ImageRow, TaskRow, UserRow
 from testing.image_agent import ImageAgent
+from testing.proven import prove
 
 
 @pytest.fixture
@@ -55,6 +57,7 @@ def place(ctx: Context, owner: str, name: str, **facts: object) -> str:
     made = endpoints.create(ctx, owner, name)[0]
     known = EndpointFacts(scheduler="local", cpus_per_node=8, **facts)  # type: ignore[arg-type]
     agents.hello(ctx, made.id, Hello(facts=known), f"agt_{name}")
+    prove(ctx, made.id)
     return made.id
 
 
@@ -162,7 +165,8 @@ def test_the_last_owner_stays_and_whoever_leaves_takes_endpoints_along(ctx: Cont
     projects.set_member(ctx, alice, "lab", "bob", "owner")
     projects.set_member(ctx, alice, "lab", "carol", "member")
     place(ctx, carol, "site", allows_others=True)
-    projects.share_endpoint(ctx, carol, "lab", "site")
+    endpoint_shares.share(ctx, carol, "lab", "site")
+    endpoint_shares.approve(ctx, bob, "lab", "site")
     task_id = launch(ctx, carol, project="lab", resources={"infra": "site"})
     assert [one.name for one in endpoints.list_endpoints(ctx, alice)] == ["site"]
     projects.remove_member(ctx, alice, "lab", "carol")
@@ -207,7 +211,7 @@ def test_tasks_go_only_where_their_project_may(ctx: Context, people: dict[str, s
     assert "site" not in caught.value.hint
     waiting = launch(ctx, bob, project="lab")
     assert tasks.get(ctx, bob, waiting).state is TaskState.PENDING
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
     planning.run_due(ctx)
     assert tasks.get(ctx, bob, waiting).endpoint == "site", "shared since: what waited goes there"
     with pytest.raises(InvalidInput, match="there is no endpoint 'site'") as caught:
@@ -226,7 +230,7 @@ def test_tasks_go_only_where_their_project_may(ctx: Context, people: dict[str, s
     ownership.change_task(ctx, bob, waiting, visibility="private")
     hidden = endpoints.queue(ctx, alice, "site")[0]
     assert (hidden.task_name, hidden.task_id, hidden.owner) == ("", "", "bob"), "whose it is, its agent knows anyway"
-    projects.unshare_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.unshare(ctx, alice, "lab", "site")
     with pytest.raises(InvalidInput, match="there is no endpoint"):
         launch(ctx, bob, project="lab", resources={"infra": "site"})
     assert tasks.get(ctx, bob, waiting).state is TaskState.QUEUED, "what is there stays there"
@@ -247,7 +251,7 @@ def test_the_server_explains_what_an_endpoints_policy_refuses(
     projects.create(ctx, alice, "lab")
     projects.set_member(ctx, alice, "lab", "bob", "member")
     place(ctx, alice, "site", **facts)
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
     if runs:
         assert tasks.get(ctx, bob, launch(ctx, bob, project="lab")).endpoint == "site"
         return
@@ -314,7 +318,8 @@ def test_things_change_hands_among_those_who_work_together(ctx: Context, people:
     roles = {one.user: one.role for one in projects.get(ctx, bob, "lab").members}
     assert roles == {"alice": Role.MEMBER, "bob": Role.OWNER}
     site = place(ctx, alice, "site")
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
+    endpoint_shares.approve(ctx, bob, "lab", "site")
     with pytest.raises(InvalidInput, match="carol is not a member of any project of yours"):
         ownership.transfer_endpoint(ctx, mine, "site", "carol")
     job = launch(ctx, alice, project="lab")
@@ -338,7 +343,7 @@ def test_what_somebody_who_leaves_has_goes_to_another(ctx: Context, people: dict
     projects.create(ctx, alice, "lab")
     projects.set_member(ctx, alice, "lab", "carol", "viewer")
     agent = ImageAgent(ctx, alice, "site")
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
     shared, own = launch(ctx, alice, project="lab"), launch(ctx, alice)
     with ctx.db.write() as session:
         home = session.get_one(TaskRow, own).project_id
@@ -379,16 +384,16 @@ def test_only_its_owner_speaks_for_an_endpoint(ctx: Context, alice: str, bob: st
         lambda: enrolment.renew_code(ctx, bob, "site"),
         lambda: enrolment.revoke(ctx, bob, "site"),
         lambda: endpoints.remove(ctx, bob, "site"),
-        lambda: projects.share_endpoint(ctx, bob, "lab", "site"),
+        lambda: endpoint_shares.share(ctx, bob, "lab", "site"),
     ]
     for call in calls:
         with pytest.raises(NotFound):
             call()
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
     for call in calls:
         with pytest.raises(Forbidden):
             call()
-    projects.unshare_endpoint(ctx, bob, "lab", "site")  # an owner of the project says what it uses
+    endpoint_shares.unshare(ctx, bob, "lab", "site")  # an owner of the project says what it uses
     assert projects.get(ctx, alice, "lab").endpoints == ()
     with ctx.db.read() as session:
         assert session.query(EndpointShareRow).count() == 0
@@ -400,7 +405,7 @@ def test_a_chain_does_not_go_on_where_it_is_shared_no_more(ctx: Context, alice: 
     projects.set_member(ctx, alice, "lab", "bob", "member")
     partition = Partition(name="gpu", max_walltime_s=3600, groups=(NodeGroup(count=4, cpus=8),))
     site = place(ctx, alice, "site", allows_others=True, queues_ahead=True, partitions=(partition,))
-    projects.share_endpoint(ctx, alice, "lab", "site")
+    endpoint_shares.share(ctx, alice, "lab", "site")
     task_id = launch(ctx, bob, project="lab", max_duration="10h")
     (order,) = agents.desired(ctx, site, ctx.epoch, 0, "agt_site").orders
 
@@ -409,7 +414,7 @@ def test_a_chain_does_not_go_on_where_it_is_shared_no_more(ctx: Context, alice: 
         agents.report(ctx, site, Report(epoch=ctx.epoch, jobs=(job,)), "agt_site")
 
     if not shared:
-        projects.unshare_endpoint(ctx, alice, "lab", "site")
+        endpoint_shares.unshare(ctx, alice, "lab", "site")
     tell(JobState.RUNNING, started_at=ctx.clock())
     assert len(tasks.get(ctx, bob, task_id).jobs) == (2 if shared else 1), (
         "the next one waits behind it, or there is none"

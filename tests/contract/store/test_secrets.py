@@ -68,7 +68,8 @@ def place(ctx: Context, user_id: str) -> Place:
     )
     agents.hello(ctx, endpoint.id, Hello(facts=facts))
     with ctx.db.write() as session:
-        session.add(EndpointShareRow(endpoint_id=endpoint.id, project_id=project_id, created_at=now))
+        share = EndpointShareRow(endpoint_id=endpoint.id, project_id=project_id, created_at=now, approved_at=now)
+        session.add(share)
     return Place(user_id, *ids, project_id, endpoint.id)
 
 
@@ -162,7 +163,7 @@ def test_a_dry_run_says_who_else_could_read_them(ctx: Context, place: Place) -> 
     secrets.put(ctx, place.alice, "LAB_KEY", VALUE, "lab")
     raw = {"run": "x", "secrets": ["LAB_KEY"], "project": "lab", "resources": {"infra": "cluster"}}
     said = tasks.plan(ctx, place.bob, raw)
-    assert any("can read its secrets (LAB_KEY)" in warning for warning in said["warnings"])
+    assert any("will be able to read its secrets (LAB_KEY)" in warning for warning in said["warnings"])
     assert "$DIAMOND_RUN_DIR/secrets" in said["script"] and VALUE not in str(said)
     assert not any("secrets" in warning for warning in tasks.plan(ctx, place.alice, raw)["warnings"])
 

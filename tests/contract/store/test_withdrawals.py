@@ -10,7 +10,7 @@ from diamond.core.endpoints import NodeGroup, Partition
 from diamond.core.reasons import Reason
 from diamond.core.states import JobState, TaskState
 from diamond.core.tasks import Task
-from diamond.server.services import image_builds, image_copies, ownership, planning, projects, tasks
+from diamond.server.services import endpoint_shares, image_builds, image_copies, ownership, planning, projects, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.ownership import Giver
 from testing.image_agent import ImageAgent
@@ -42,7 +42,7 @@ def _look_on(ctx: Context, user_id: str, other_id: str) -> None:
 
 
 def _unshare(ctx: Context, user_id: str, other_id: str) -> None:
-    projects.unshare_endpoint(ctx, user_id, "lab", "alpha")
+    endpoint_shares.unshare(ctx, user_id, "lab", "alpha")
 
 
 def _owner_goes(ctx: Context, user_id: str, other_id: str) -> None:
@@ -86,7 +86,7 @@ def test_what_was_taken_back_goes_on_where_it_may(
 ) -> None:
     task = launch()
     mine = tasks.create(ctx, user_id, {"run": "x", "project": "lab"})[0]
-    projects.unshare_endpoint(ctx, user_id, "lab", "alpha")
+    endpoint_shares.unshare(ctx, user_id, "lab", "alpha")
     planning.run_due(ctx)
     assert [one.task_id for one in agent.orders()] == [mine.id], "its owner runs there whatever is shared"
     beta = ImageAgent(ctx, other_id, "beta")
@@ -103,11 +103,11 @@ def test_a_chain_ends_with_the_link_its_agent_knows(
 ) -> None:
     partition = Partition(name="gpu", max_walltime_s=3600, groups=(NodeGroup(count=4, cpus=8),))
     site = ImageAgent(ctx, user_id, "site", queues_ahead=True, partitions=(partition,))
-    projects.share_endpoint(ctx, user_id, "lab", "site")
+    endpoint_shares.share(ctx, user_id, "lab", "site")
     task = launch(max_duration="10h", resources={"infra": "site"})
     first = site.order()
     site.tell(first.job_id, JobState.RUNNING, started_at=ctx.clock())
-    projects.unshare_endpoint(ctx, user_id, "lab", "site")
+    endpoint_shares.unshare(ctx, user_id, "lab", "site")
     planning.run_due(ctx)
     assert [one.job_id for one in site.orders()] == [first.job_id]
     runs = tasks.get(ctx, other_id, task.id)
@@ -122,14 +122,14 @@ def test_a_link_whose_files_are_out_of_reach_is_lost(
 ) -> None:
     partition = Partition(name="gpu", max_walltime_s=3600, groups=(NodeGroup(count=4, cpus=8),))
     site = ImageAgent(ctx, user_id, "site", partitions=(partition,))
-    projects.share_endpoint(ctx, user_id, "lab", "site")
+    endpoint_shares.share(ctx, user_id, "lab", "site")
     task = launch(max_duration="10h", resources={"infra": "site"})
     first = site.order()
     site.tell(first.job_id, JobState.RUNNING, started_at=ctx.clock())
     site.tell(first.job_id, JobState.FAILED, reason=Reason.TIME_LIMIT, ended_at=ctx.clock())
     planning.run_due(ctx)
     assert tasks.get(ctx, other_id, task.id).attempt == 2
-    projects.unshare_endpoint(ctx, user_id, "lab", "site")
+    endpoint_shares.unshare(ctx, user_id, "lab", "site")
     assert site.orders() == []
     ended = tasks.get(ctx, other_id, task.id)
     assert (ended.state, ended.reason) == (TaskState.FAILED, Reason.LOST)

@@ -15,7 +15,17 @@ import pytest
 from diamond.core.endpoints import EndpointFacts, Gpu
 from diamond.core.pools import PoolSpec
 from diamond.core.wire import Hello
-from diamond.server.services import agents, endpoints, lifecycle, pool_history, pools, projects, tasks, users
+from diamond.server.services import (
+    agents,
+    endpoint_shares,
+    endpoints,
+    lifecycle,
+    pool_history,
+    pools,
+    projects,
+    tasks,
+    users,
+)
 from diamond.server.services.context import Context
 from diamond.server.store.models import TaskRow
 from diamond.server.web import task_words
@@ -69,7 +79,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         agents.hello(ctx, endpoint.id, Hello(facts=FACTS))
         projects.create(ctx, alice, "lab")
         projects.set_member(ctx, alice, "lab", "bob", "member")
-        projects.share_endpoint(ctx, alice, "lab", "here")
+        endpoint_shares.share(ctx, alice, "lab", "here")
         yield Place(town, alice, bob, endpoint.id)
 
 

@@ -104,9 +104,12 @@ def build_image(user: User, ctx: Ctx, body: Body, idempotency_key: IdempotencyKe
     openapi_extra=takes(ImageQuestion),
 )
 def plan_image(user: User, ctx: Ctx, body: Body) -> Response:
-    asked = _fields(body, "recipe", "endpoint", "where", required="recipe")
-    where = _text(asked, "where") or "auto"
-    return Json(image_builds.plan(ctx, user, asked["recipe"], endpoint=_text(asked, "endpoint"), where=where))
+    asked = _fields(body, "recipe", "endpoint", "where", "project", required="recipe")
+    where, project = _text(asked, "where") or "auto", _text(asked, "project")
+    found = image_builds.plan(
+        ctx, user, asked["recipe"], endpoint=_text(asked, "endpoint"), where=where, project=project
+    )
+    return Json(found)
 
 
 @router.post(

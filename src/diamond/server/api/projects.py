@@ -14,7 +14,7 @@ from diamond.core.tasks import Task
 from diamond.server.api.answers import Json
 from diamond.server.api.documents import USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Administrator, Body, Ctx, Holder, User
-from diamond.server.services import ownership, projects
+from diamond.server.services import endpoint_shares, ownership, projects
 from diamond.server.services.identity import Identity
 from diamond.server.services.ownership import Giver
 
@@ -186,22 +186,46 @@ def leave_project(holder: Holder, ctx: Ctx, project: str) -> Response:
 @router.put(
     "/projects/{project}/endpoints/{endpoint}",
     summary="Share an endpoint with a project",
-    description="Its members may then run the project's tasks there, as far as the endpoint's own policy file lets "
-    "them (`allow_others`). By the endpoint's owner, who must be a member. Idempotent; takes no body.",
+    description="By the endpoint's owner, who must be a member. An owner of the project shares it at once; what a "
+    "member shares waits in `shares` until an owner approves. Then members may run the project's tasks there, as far "
+    "as the endpoint's own policy file lets them (`allow_others`). Idempotent; takes no body.",
     responses=returns(Project, "The project as it now is.") | USER_FAILS | fails(NotFound),
 )
 def share_endpoint(holder: Holder, ctx: Ctx, project: str, endpoint: str) -> Response:
-    return Json(projects.share_endpoint(ctx, _me(holder), project, endpoint))
+    return Json(endpoint_shares.share(ctx, _me(holder), project, endpoint))
+
+
+@router.post(
+    "/projects/{project}/endpoints/{endpoint}/approve",
+    summary="Approve of an endpoint",
+    description="Let the project's tasks go to an endpoint that a member shares. Whoever owns it can read what is "
+    "sent there, secrets included. Owners of the project can. `owner`: whose it is, as you saw it; 409 if it is "
+    "another's by now. Idempotent; takes no body.",
+    responses=returns(Project, "The project as it now is.") | USER_FAILS | fails(NotFound, Conflict),
+)
+def approve_endpoint(holder: Holder, ctx: Ctx, project: str, endpoint: str, owner: str | None = None) -> Response:
+    return Json(endpoint_shares.approve(ctx, _me(holder), project, endpoint, owner=owner))
+
+
+@router.post(
+    "/projects/{project}/endpoints/{endpoint}/decline",
+    summary="Decline an endpoint",
+    description="Turn down what a member asked for; they are told. Owners of the project can. Takes no body.",
+    responses=returns(Project, "The project as it now is.") | USER_FAILS | fails(NotFound, Conflict),
+)
+def decline_endpoint(holder: Holder, ctx: Ctx, project: str, endpoint: str) -> Response:
+    return Json(endpoint_shares.decline(ctx, _me(holder), project, endpoint))
 
 
 @router.delete(
     "/projects/{project}/endpoints/{endpoint}",
     summary="Share an endpoint no more",
-    description="By the endpoint's owner, or an owner of the project. Jobs that run there go on.",
+    description="Or withdraw what waits to be approved. By the endpoint's owner, or an owner of the project. Jobs that "
+    "run there go on.",
     responses=returns(Project, "The project as it now is.") | USER_FAILS | fails(NotFound),
 )
 def unshare_endpoint(holder: Holder, ctx: Ctx, project: str, endpoint: str) -> Response:
-    return Json(projects.unshare_endpoint(ctx, _me(holder), project, endpoint))
+    return Json(endpoint_shares.unshare(ctx, _me(holder), project, endpoint))
 
 
 # ---- changing hands ----------------------------------------------------------------------------------------------

@@ -276,6 +276,7 @@ class ImageQuestion:
     recipe: Recipe
     endpoint: str | None = None
     where: str | None = None
+    project: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 - An object's owner may do anything with it.
 - `project` ones are seen and used by the members of its project, and changed by the project's owners as well.
 - `public` ones are seen and used by everybody with an account here.
-- An endpoint is its owner's; members of a project it is shared with see it, and run tasks of that project there.
+- An endpoint is its owner's; members of a project it is shared with see it, and run tasks of that project there, once
+  an owner of the project has approved of that (`approved`).
 - Administrators have no special eyes: they manage accounts, projects and quotas, and can stop anything.
 
 What somebody may not see does not exist for them: services answer NotFound, never Forbidden, where existence is secret.
@@ -49,8 +50,16 @@ def manages(model: Shared, user_id: Viewer) -> sa.ColumnElement[bool]:
     return sa.or_(model.owner_id == user_id, sa.and_(shared, model.project_id.in_(projects_of(user_id, Role.OWNER))))
 
 
+def approved() -> sa.ColumnElement[bool]:
+    """Whether an owner of the project has approved of a share. One that still waits for that opens nothing to anybody:
+    whoever owns an endpoint reads what is sent there, so the project has to want it."""
+    return EndpointShareRow.approved_at.is_not(None)
+
+
 def sees_endpoint(user_id: Viewer) -> sa.ColumnElement[bool]:
-    shared = sa.select(EndpointShareRow.endpoint_id).where(EndpointShareRow.project_id.in_(projects_of(user_id)))
+    shared = sa.select(EndpointShareRow.endpoint_id).where(
+        EndpointShareRow.project_id.in_(projects_of(user_id)), approved()
+    )
     return sa.or_(EndpointRow.owner_id == user_id, EndpointRow.id.in_(shared))
 
 
@@ -59,6 +68,7 @@ def runs_at(user_id: Viewer, project_id: Viewer | None) -> sa.ColumnElement[bool
     shared = sa.select(EndpointShareRow.endpoint_id).where(
         EndpointShareRow.project_id == ("" if project_id is None else project_id),
         EndpointShareRow.project_id.in_(projects_of(user_id, Role.MEMBER)),
+        approved(),
     )
     return sa.or_(EndpointRow.owner_id == user_id, EndpointRow.id.in_(shared))
 
@@ -71,6 +81,7 @@ def job_belongs() -> sa.ColumnElement[bool]:
         .join(ProjectRow, ProjectRow.id == EndpointShareRow.project_id)
         .where(
             EndpointShareRow.endpoint_id == EndpointRow.id,
+            approved(),
             sa.or_(EndpointShareRow.project_id == TaskRow.project_id, TaskRow.kind != "command"),
             MemberRow.user_id == TaskRow.owner_id,
             MemberRow.role.in_(Role.MEMBER.at_least),
@@ -84,7 +95,7 @@ def job_belongs() -> sa.ColumnElement[bool]:
 def runs_somewhere(user_id: str) -> sa.ColumnElement[bool]:
     """The same in any project of theirs: where they may have images."""
     shared = sa.select(EndpointShareRow.endpoint_id).where(
-        EndpointShareRow.project_id.in_(projects_of(user_id, Role.MEMBER))
+        EndpointShareRow.project_id.in_(projects_of(user_id, Role.MEMBER)), approved()
     )
     return sa.or_(EndpointRow.owner_id == user_id, EndpointRow.id.in_(shared))
 

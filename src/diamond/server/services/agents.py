@@ -42,6 +42,7 @@ from diamond.server.services import (
     policies,
     pool_placing,
     presence,
+    proofs,
     snapshots,
     withdrawals,
 )
@@ -385,6 +386,7 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
     if item.state.is_final:
         job.reason = (item.reason or _DEFAULT_REASON[item.state]).value
         job.ended_at = job.ended_at or now
+        proofs.note(session.get_one(EndpointRow, job.endpoint_id), task, job)
         if newest:
             _keep_outputs(ctx, session, task, job, _brought(session, job.endpoint_id, _checked_outputs(item)))
     return chains.follow(ctx, session, task, job)

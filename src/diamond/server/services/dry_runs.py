@@ -19,11 +19,12 @@ from diamond.core.pools import PoolNode, PoolPlace, PoolSpec
 from diamond.core.resources import Resources
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
-from diamond.planner.placement import place
+from diamond.planner.placement import Placement
 from diamond.planner.pools.pace import even_sizes
 from diamond.server.services import (
     image_placing,
     images,
+    places,
     planning,
     pool_placing,
     pool_state,
@@ -46,6 +47,7 @@ class _Begins:
 
     Attributes:
         jobs: how many, one after the other, it is expected to take.
+        waits: what would keep it waiting at first.
         slot: in a pool, what one of its slots is.
     """
 
@@ -58,6 +60,7 @@ class _Begins:
     chained: bool
     partition: str = ""
     jobs: int = 1
+    waits: str = ""
     slot: SlotShare | None = None
 
 
@@ -75,7 +78,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
     else:
         begins = _at_an_endpoint(ctx, session, user_id, project, spec)
     return {
-        "warnings": [*warnings, *filter(None, [secrets.warning(session, user_id, begins.chosen, spec)])],
+        "warnings": [*warnings, *filter(None, [places.readers(session, user_id, begins.chosen, spec)])],
         "spec": encode(spec),
         "endpoint": begins.chosen.name if begins.chosen else None,
         "why": begins.why,
@@ -83,6 +86,7 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         "time_limit_s": begins.limit_s,
         "partition": begins.partition,
         "jobs": begins.jobs,
+        "waits": begins.waits,
         **_program(begins),
     }
 
@@ -127,23 +131,40 @@ def _program(begins: _Begins) -> dict[str, Any]:
 def _at_an_endpoint(
     ctx: Context, session: Session, user_id: str, project: ProjectRow | None, spec: TaskSpec
 ) -> _Begins:
-    rows = snapshots.usable(session, user_id, project.id if project else None, snapshots.endpoints(session))
+    asked = places.Asked(user_id=user_id, project_id=project.id if project else None, spec=spec)
+    rows = places.rows_for(session, asked)
     need = _need(ctx, session, user_id, spec, rows, project)
-    placement = place(spec, planning.candidates(ctx, rows, need, snapshots.barred(session, user_id, rows)))
-    if placement.endpoint is None:
-        planning.refuse(spec, placement, snapshots.where_else(session, user_id, spec.resources.infra))
+    decided = places.decide(ctx, session, asked, rows, need)
+    placement = decided.placement
+    if decided.endpoint is None:
+        places.refuse(spec, decided)
     limit_s, chained = planning.one_job(spec.max_duration, placement.choice)
+    waits = planning.waiting_text(spec, placement)
+    if decided.endpoint is not None:
+        waits = _first_waits(ctx, session, asked, need, decided.endpoint, placement)
     return _Begins(
-        chosen=next((row for row in rows if row.name == placement.endpoint), None),
+        chosen=decided.endpoint,
         spec=spec,
         need=need,
-        why=[*placement.why] or [planning.waiting_text(spec, placement)],
-        others={name: obstacle.text for name, obstacle in placement.obstacles.items()},
+        why=[*placement.why] or [waits],
+        others=decided.others,
         limit_s=limit_s,
         chained=chained,
         partition=placement.choice.partition,
+        waits=waits,
         jobs=math.ceil(spec.max_duration / limit_s) if chained and spec.max_duration and limit_s else 1,
     )
+
+
+def _first_waits(
+    ctx: Context, session: Session, asked: places.Asked, need: Need | None, endpoint: EndpointRow, placement: Placement
+) -> str:
+    """What keeps it from having a job at once, and what it is refused for, in the order in which a launch asks."""
+    if need is not None and endpoint.id not in need.uses:
+        planning.check_room(session, asked, need, endpoint)
+        return need.note(endpoint)
+    lasts_s = asked.spec.max_duration if asked.spec.max_duration is not None else placement.choice.walltime_s
+    return quotas.why_waits(ctx, session, asked.user_id, asked.project_id, asked.spec, new_for_s=lasts_s or 0)
 
 
 def _in_pool(

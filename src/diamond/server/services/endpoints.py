@@ -255,7 +255,7 @@ _OWNERS = (
     .where(EndpointRow.id.in_(sa.bindparam("endpoints", expanding=True)))
 )
 _SHARES = (
-    sa.select(EndpointShareRow.endpoint_id, ProjectRow.name)
+    sa.select(EndpointShareRow.endpoint_id, ProjectRow.name, EndpointShareRow.approved_at)
     .join(ProjectRow, ProjectRow.id == EndpointShareRow.project_id)
     .where(
         EndpointShareRow.endpoint_id.in_(sa.bindparam("endpoints", expanding=True)),
@@ -271,12 +271,15 @@ def _views(ctx: Context, session: Session, user_id: str, rows: Sequence[Endpoint
     found = session.execute(_OWNERS, {"endpoints": ids}) if ids else ()
     owners = {str(key): str(name) for key, name in found}
     shared: dict[str, list[str]] = {}
-    for endpoint_id, name in session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ():
-        shared.setdefault(endpoint_id, []).append(name)
+    waits: dict[str, list[str]] = {}
+    shares = session.execute(_SHARES, {"endpoints": ids, "viewer": user_id}) if ids else ()
+    for endpoint_id, name, approved_at in shares:
+        (waits if approved_at is None else shared).setdefault(endpoint_id, []).append(name)
     return [
         to_endpoint(
             row, ctx.clock(), states[row.id] if row.owner_id == user_id else None, owner=owners[row.id],
             is_mine=row.owner_id == user_id, shared_with=tuple(shared.get(row.id, ())),
+            waits_for=tuple(waits.get(row.id, ())) if row.owner_id == user_id else (),
         )
         for row in rows
     ]  # fmt: skip
@@ -294,4 +297,5 @@ def to_endpoint(row: EndpointRow, now: float, state: enrolment.Access | None = N
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
         access=state.word if state else "",
         token_expires_at=state.until if state else None,
+        proven_at=row.proven_at,
     )

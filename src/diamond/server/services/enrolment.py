@@ -30,7 +30,7 @@ from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound, Una
 from diamond.core.faults import fault_point
 from diamond.core.ids import new_id
 from diamond.core.states import FINAL_JOB_STATES
-from diamond.server.services import access, agents, audit
+from diamond.server.services import access, agents, approvals, audit, proofs
 from diamond.server.services.context import Context
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.db import record_event
@@ -132,6 +132,9 @@ def exchange(ctx: Context, message: NewAgent) -> Enrolled:
         row.rotate_at = None
         host = message.hostname[:255].replace("\x00", "").encode(errors="replace").decode()
         _record(session, row, "endpoint.enrolled", now, hostname=host)
+        if row.facts is not None:  # it may be another machine now
+            proofs.forget(row)
+            approvals.ask_anew(session, row, now, has_new_owner=False)
         session.flush()
         fault_point("server.enrolling")
         name = row.name

@@ -26,7 +26,7 @@ from diamond.core.tasks import Task, TaskSpec
 from diamond.core.venvfiles import venv_steps
 from diamond.planner.partitions import Obstacle
 from diamond.planner.placement import Placement, place
-from diamond.server.services import bundles, image_placing, images, planning, projects, quotas, snapshots, tasks
+from diamond.server.services import bundles, image_placing, images, places, planning, projects, quotas, snapshots, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Need
 from diamond.server.services.image_ways import Way, builder_for, where_for
@@ -64,7 +64,7 @@ def build(
         rows = snapshots.for_images(session, user_id, lock=True)
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
-        chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where)
+        chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where, project)
         here = [chosen.endpoint]
         image = None
         if not fresh:
@@ -127,11 +127,13 @@ def _choose(
     rows: list[EndpointRow],
     endpoint: str | None,
     where: str,
+    project: str | None,
 ) -> _Chosen:
     """Where a recipe is built: as asked, else where a task that needs nothing would go, of those that can build it."""
     if where not in ("auto", "login", "batch"):
         raise InvalidInput("must be one of auto, login, batch", field="where")
-    obstacles = snapshots.barred(session, user_id, rows)
+    spec = TaskSpec.parse({"run": "true", "resources": {"infra": endpoint}})
+    obstacles = _unwanted(session, user_id, rows, spec, project)
     builders: dict[str, str] = {}
     resolved: dict[str, tuple[Recipe, ImageRow | None]] = {}
     for row in rows:
@@ -158,7 +160,6 @@ def _choose(
             obstacles[row.id] = Obstacle(field=field, text=problem)
         else:
             builders[row.id], resolved[row.id] = builder, (pinned, base)
-    spec = TaskSpec.parse({"run": "true", "resources": {"infra": endpoint}})
     known = _live_at(session, user_id, {pinned.digest for pinned, _ in resolved.values()})
     candidates = [
         snapshots.candidate(
@@ -189,6 +190,24 @@ def _choose(
         ),
         others={name: item.text for name, item in placement.obstacles.items()},
     )
+
+
+def _unwanted(
+    session: Session, user_id: str, rows: list[EndpointRow], spec: TaskSpec, project: str | None
+) -> dict[str, Obstacle]:
+    """Whoever builds an image decides what is in it, and it runs wherever it is used. So unless one is named, it is
+    built at one's own endpoints, and at those that the owners of the project it will be in approved of."""
+    found = dict(places.unwanted(session, user_id, rows, spec))
+    if spec.resources.infra is not None:
+        return found
+    home = projects.look_up(session, user_id, project)
+    trusted = {row.id for row in snapshots.usable(session, user_id, home.id if home else None, rows)}
+    whose = f"project {home.name}" if home is not None and home.personal_of is None else "your own project"
+    for row in rows:
+        if row.id not in trusted:
+            text = f"it is another's, and the image would be in {whose}, with which it is not shared; name it"
+            found.setdefault(row.id, Obstacle(field="endpoint", text=text))
+    return found
 
 
 def _live_at(session: Session, user_id: str, digests: set[str]) -> set[str]:
@@ -226,13 +245,19 @@ def _nowhere(endpoint: str | None, placement: Placement, online: Collection[str]
 
 
 def plan(
-    ctx: Context, user_id: str, raw_recipe: object, *, endpoint: str | None = None, where: str = "auto"
+    ctx: Context,
+    user_id: str,
+    raw_recipe: object,
+    *,
+    endpoint: str | None = None,
+    where: str = "auto",
+    project: str | None = None,
 ) -> ImagePlan:
     """What `build` would do. Files need not be uploaded yet; nothing is written."""
     recipe = checked_recipe(ctx, user_id, raw_recipe, uploaded=False)
     with ctx.db.read() as session:
         rows = snapshots.for_images(session, user_id)
-        chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where)
+        chosen = _choose(ctx, session, user_id, recipe, rows, endpoint, where, project)
         image = image_placing.known_image(session, user_id, chosen.recipe, endpoint_id=chosen.endpoint.id)
         ready = image is not None and any(
             at.id == chosen.endpoint.id and replica.state == ReplicaState.READY

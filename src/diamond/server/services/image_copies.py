@@ -174,7 +174,7 @@ def import_image(
         rows = snapshots.for_images(session, user_id, lock=True)
         if key is not None and (earlier := key.made(session, user_id)) is not None:
             return answer(session, user_id, *earlier), False
-        here = _place_for(ctx, rows, made_elsewhere, endpoint)
+        here = _place_for(ctx, user_id, rows, made_elsewhere, endpoint)
         wanted = _with_base(session, user_id, wanted, here, fits=_takes(here, made_elsewhere))
         made_elsewhere = replace(made_elsewhere, recipe_digest=wanted.digest)
         image = image_placing.known_image(session, user_id, wanted, endpoint_id=here.id)
@@ -261,10 +261,16 @@ def _takes(row: EndpointRow, made: ImageFacts) -> bool:
     return facts is not None and made.builder in facts.builders and made.architecture == facts.architecture
 
 
-def _place_for(ctx: Context, rows: list[EndpointRow], made: ImageFacts, endpoint: str | None) -> EndpointRow:
+def _place_for(
+    ctx: Context, user_id: str, rows: list[EndpointRow], made: ImageFacts, endpoint: str | None
+) -> EndpointRow:
+    """Nobody's but one's own, unless one is named: the file is in the hands of whoever owns it there."""
     if endpoint is not None:
         return _endpoint(rows, endpoint)
-    known = [row for row in rows if snapshots.facts_of(row) is not None]
+    known = [row for row in rows if snapshots.facts_of(row) is not None and row.owner_id == user_id]
+    if rows and not known:
+        names = ", ".join(row.name for row in rows)
+        raise InvalidInput("you have no connected endpoint of your own", hint=f"name one: {names}", field="endpoint")
     if not known:
         raise InvalidInput(
             "no endpoint is connected yet", hint="`diamond endpoint create NAME` registers one", field="endpoint"

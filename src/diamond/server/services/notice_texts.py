@@ -14,7 +14,12 @@ from diamond.core.states import TaskState
 from diamond.server.store.models import EndpointRow, EventRow, TaskRow
 
 # What becomes a notice comes from events of these kinds.
-KINDS = ("task.state", "image.ready", "image.failed", "endpoint.offline", "quota.near")
+_SHARES = {
+    "endpoint.share_asked": NoticeEvent.SHARE_ASKED,
+    "endpoint.share_approved": NoticeEvent.SHARE_APPROVED,
+    "endpoint.share_declined": NoticeEvent.SHARE_DECLINED,
+}
+KINDS = ("task.state", "image.ready", "image.failed", "endpoint.offline", "quota.near", *_SHARES)
 _OF_STATE = {
     TaskState.RUNNING: NoticeEvent.TASK_STARTED,
     TaskState.SUCCEEDED: NoticeEvent.TASK_SUCCEEDED,
@@ -33,6 +38,8 @@ def message_of(session: Session, event: EventRow) -> Message | None:
         return _of_image(event)
     if event.kind == "endpoint.offline":
         return _of_endpoint(session, event)
+    if event.kind in _SHARES:
+        return _of_share(event)
     return _of_quota(event) if event.kind == "quota.near" else None
 
 
@@ -123,6 +130,25 @@ def _of_endpoint(session: Session, event: EventRow) -> Message:
         "Jobs that run there go on. Start its agent again on that machine: diamond agent start",
         about,
     )
+
+
+def _of_share(event: EventRow) -> Message:
+    data = {key: str(event.data.get(key) or "") for key in ("name", "project", "owner", "by", "why")}
+    name, project, owner, by = data["name"], data["project"], data["owner"], data["by"]
+    about = {"endpoint_id": event.endpoint_id, "endpoint": name, "project": project, "owner": owner, "by": by}
+    reads = f"Whoever owns an endpoint can read what is sent there, secrets included: {owner} owns {name}."
+    kind = _SHARES[event.kind]
+    if kind is NoticeEvent.SHARE_ASKED:
+        title = f"{owner} asks to share endpoint {name} with project {project}"
+        why = f"It was approved before: {data['why']}. {reads}" if data["why"] else reads
+        advice = f"diamond project approve {project} {name}, or diamond project decline {project} {name}"
+    elif kind is NoticeEvent.SHARE_APPROVED:
+        title = f"Endpoint {name} of {owner} is shared with project {project}"
+        why, advice = f"{by} approved of it. {reads}", f"What the project shares: diamond project show {project}"
+    else:
+        title = f"Endpoint {name} is not shared with project {project}"
+        why, advice = f"{by} declined it.", f"Ask {by} why, before you ask again."
+    return _message(kind, event, title, why, advice, about)
 
 
 def _of_quota(event: EventRow) -> Message:

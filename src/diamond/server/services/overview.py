@@ -108,7 +108,8 @@ _TOLD = (
     "task.created", "task.cancel_requested", "task.moved", "task.shared",
     "image.building", "image.ready", "image.failed", "image.removed", "image.shared",
     "endpoint.created", "endpoint.enrolled", "endpoint.online", "endpoint.offline", "endpoint.rotated",
-    "endpoint.policy_changed", "endpoint.revoked", "endpoint.removed", "quota.near", "shell.opened",
+    "endpoint.policy_changed", "endpoint.revoked", "endpoint.removed", "endpoint.share_asked",
+    "endpoint.share_approved", "endpoint.share_declined", "quota.near", "shell.opened",
 )  # fmt: skip
 _TOLD_STATES = (TaskState.RUNNING, TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED)
 

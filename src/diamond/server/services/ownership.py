@@ -17,7 +17,18 @@ from diamond.core.ids import is_id
 from diamond.core.projects import Role, Transferred, parse_visibility
 from diamond.core.states import FINAL_TASK_STATES, TaskState
 from diamond.core.tasks import Task
-from diamond.server.services import access, audit, enrolment, images, lifecycle, projects, task_views, tasks
+from diamond.server.services import (
+    access,
+    approvals,
+    audit,
+    enrolment,
+    images,
+    lifecycle,
+    projects,
+    proofs,
+    task_views,
+    tasks,
+)
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import EndpointShareRow, MemberRow, ProjectRow
 from diamond.server.store.models import EndpointRow, ImageRow, TaskRow, TemplateRow, UserRow
@@ -236,6 +247,7 @@ def transfer_project(ctx: Context, giver: Giver, name: str, to: str) -> str:
         _set_role(session, row, taker.id, Role.OWNER, now)
         if not giver.is_admin and taker.id != giver.user_id:
             _set_role(session, row, giver.user_id, Role.MEMBER, now)
+            approvals.after_demotion(session, giver.user_id, row, now)
         audit.record(session, now, "project.transferred", row.id, name=name, to=taker.name)
     ctx.hub.notify("planning", "events")
     return taker.name
@@ -341,12 +353,14 @@ def _give_endpoint(session: Session, row: EndpointRow, taker: UserRow, now: floa
     before = session.get_one(UserRow, row.owner_id).name
     enrolment.withdraw(session, row, now)  # whoever runs its agent says anew for whom
     row.owner_id = taker.id
+    proofs.forget(row)
     _drop_shares(session, row, taker)
     audit.record(session, now, "endpoint.transferred", row.id, name=row.name, owner=before, to=taker.name)
+    approvals.ask_anew(session, row, now, has_new_owner=True)
 
 
 def _drop_shares(session: Session, row: EndpointRow, taker: UserRow) -> None:
-    """It stays shared with those projects that its new owner is a member of."""
+    """It stays offered to those projects that its new owner is a member of."""
     theirs = access.projects_of(taker.id, Role.MEMBER)
     session.execute(
         sa.delete(EndpointShareRow).where(

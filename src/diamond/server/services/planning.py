@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
 from diamond.core.codec import decode, encode
-from diamond.core.errors import InvalidInput
 from diamond.core.ids import new_id
 from diamond.core.images import ImageUse
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.core.tasks import TaskSpec
-from diamond.planner.partitions import Choice, Obstacle
-from diamond.planner.placement import Candidate, Placement, place
+from diamond.planner.partitions import Choice
+from diamond.planner.placement import Placement, place
 from diamond.planner.shares import Turns, Waiting
 from diamond.server.services import (
     image_placing,
     image_settling,
     image_work,
     lifecycle,
+    places,
     quotas,
     shares,
     snapshots,
@@ -33,6 +31,7 @@ from diamond.server.services import (
 from diamond.server.services.chains import next_revision, time_left
 from diamond.server.services.context import Context
 from diamond.server.services.image_placing import Failed, Need
+from diamond.server.services.places import Asked, Decided
 from diamond.server.services.snapshots import is_online
 from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
 
@@ -51,11 +50,17 @@ _UNTOLD = (JobRow.state == JobState.PLANNED.value, JobRow.delivered_at.is_(None)
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """What became of a pending task. `topics` are to be woken after the commit."""
+    """What became of a pending task.
+
+    Attributes:
+        topics: to be woken after the commit.
+        decided: where it goes and why; None where that was settled before.
+    """
 
     topics: list[str]
     endpoint: EndpointRow | None = None
     job: JobRow | None = None
+    decided: Decided | None = None
 
 
 def place_task(
@@ -70,10 +75,11 @@ def place_task(
         return _place_work(ctx, session, task, spec)
     if task.pool_id is not None and task.kind == "command":  # `pool_rounds` gives it slots
         return Placed(topics=[f"task:{task.id}", "events", "pools"])
-    rows = snapshots.for_tasks(session, task.owner_id, task.project_id)
     before = _newest_job(session, task)
-    if before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT):
-        # A chain goes on where its files are.
+    stays = before is not None and before.chained and before.reason in (Reason.CONTINUED, Reason.TIME_LIMIT)
+    asked = Asked.of(task, spec, stays=stays)
+    rows = places.rows_for(session, asked)
+    if before is not None and stays:  # a chain goes on where its files are
         rows = [row for row in rows if row.id == before.endpoint_id]
         if not rows:
             detail = "the endpoint that holds its files was removed, or is no longer shared with its project"
@@ -82,20 +88,19 @@ def place_task(
     if failed := image_placing.disappointed(session, task):
         return end_without_image(ctx, session, task, failed)
     need = image_placing.look(ctx, session, task, spec, rows)
-    placement = place(spec, candidates(ctx, rows, need, snapshots.barred(session, task.owner_id, rows)))
-    if placement.endpoint is None:
+    decided = places.decide(ctx, session, asked, rows, need)
+    endpoint, placement = decided.endpoint, decided.placement
+    if endpoint is None:
         if refuse_impossible:
-            refuse(spec, placement, snapshots.where_else(session, task.owner_id, spec.resources.infra))
+            places.refuse(spec, decided)
         taken_back = f"{before.detail}; " if before and before.reason == Reason.CANCELLED else ""
         task.pending_reason = taken_back + waiting_text(spec, placement)
-        return Placed(topics=[f"task:{task.id}", "events"])
-    endpoint = next(row for row in rows if row.name == placement.endpoint)
+        return Placed(topics=[f"task:{task.id}", "events"], decided=decided)
     use = need.uses.get(endpoint.id) if need is not None else None
     if need is not None and use is None:
-        if refuse_impossible and need.ways[endpoint.id].how != "waiting":
-            text = f"its image would have to be brought to {endpoint.name}"
-            quotas.check_storage(session, task.owner_id, task.project_id, 0, text, field="image")
-        return bring_image(ctx, session, task, need, endpoint)
+        if refuse_impossible:
+            check_room(session, asked, need, endpoint)
+        return replace(bring_image(ctx, session, task, need, endpoint), decided=decided)
     limit_s = time_left(session, task, spec)
     if limit_s is not None and limit_s <= 0:
         detail = "earlier attempts used up max_duration"
@@ -103,31 +108,24 @@ def place_task(
         return Placed(topics=[f"task:{task.id}", "events"])
     lasts_s = limit_s if limit_s is not None else placement.choice.walltime_s
     new_for_s = (lasts_s or 0) if refuse_impossible else None
-    if why := quotas.why_waits(ctx, session, task, spec, new_for_s=new_for_s):
+    if why := quotas.why_waits(ctx, session, task.owner_id, task.project_id, spec, new_for_s=new_for_s):
         task.pending_reason = why
-        return Placed(topics=[f"task:{task.id}", "events"])
+        return Placed(topics=[f"task:{task.id}", "events"], decided=decided)
     job = add_job(ctx, session, task, endpoint, placement.choice, limit_s, before, use, holds=spec)
     quotas.take(session, task, job.num_nodes, job.num_gpus)
-    return Placed(topics=[f"task:{task.id}", f"endpoint:{endpoint.id}", "events"], endpoint=endpoint, job=job)
+    topics = [f"task:{task.id}", f"endpoint:{endpoint.id}", "events"]
+    return Placed(topics=topics, endpoint=endpoint, job=job, decided=decided)
 
 
-def candidates(
-    ctx: Context, rows: list[EndpointRow], need: Need | None, barred: Mapping[str, Obstacle] = MappingProxyType({})
-) -> list[Candidate]:
-    """`barred`: endpoints, by id, whose own policy file will not have the task."""
-    if need is None:
-        return [snapshots.candidate(ctx, row, obstacle=barred.get(row.id)) for row in rows]
-    return [
-        snapshots.candidate(
-            ctx,
-            row,
-            rank=need.rank(row),
-            note=need.note(row),
-            obstacle=barred.get(row.id) or need.obstacles.get(row.id),
-            is_undecided=not need.is_decided(row) and row.id not in barred,
-        )
-        for row in rows
-    ]
+def check_room(session: Session, asked: Asked, need: Need, endpoint: EndpointRow) -> None:
+    """Refuse a new task whose image would be more than may be stored.
+
+    Raises:
+        QuotaExceeded: naming the limit.
+    """
+    if need.ways[endpoint.id].how != "waiting":
+        text = f"its image would have to be brought to {endpoint.name}"
+        quotas.check_storage(session, asked.user_id, asked.project_id, 0, text, field="image")
 
 
 def bring_image(ctx: Context, session: Session, task: TaskRow, need: Need, endpoint: EndpointRow) -> Placed:
@@ -281,7 +279,9 @@ def add_job(
         run_dir="",
         hosts=[],
     )
-    lifecycle.move(session, task, TaskState.QUEUED, now, {"endpoint": endpoint.name})
+    told = places.readers(session, task.owner_id, endpoint, holds) if holds is not None else ""
+    data = {"endpoint": endpoint.name, **({"note": told} if told else {})}
+    lifecycle.move(session, task, TaskState.QUEUED, now, data)
     add_after_task(session, job)
     if use is not None and use.image_id:
         image_placing.note_use(session, use.image_id, endpoint.id, now)
@@ -347,17 +347,16 @@ def _rescue(ctx: Context) -> int:
         topics: set[str] = set()
         for job, task in found:
             spec = decode(TaskSpec, task.spec)
+            asked = Asked.of(task, spec)
             mine = snapshots.usable(session, task.owner_id, task.project_id, rows)
             need = image_placing.look(ctx, session, task, spec, mine)
             # Only where its image is ready: the job exists already and cannot wait for one.
             there = mine if need is None else [row for row in mine if row.id in need.uses]
-            barred = snapshots.barred(session, task.owner_id, there)
-            placement = place(spec, [one for one in candidates(ctx, there, need, barred) if one.online])
-            target = next((row for row in rows if row.name == placement.endpoint), None)
-            if target is not None:
+            decided = places.decide(ctx, session, asked, there, need, online=True)
+            if (target := decided.endpoint) is not None:
                 use = need.uses[target.id] if need is not None else None
                 job.image = encode(use) if use is not None else None
-                _move(ctx, session, task, job, target, placement.choice)
+                _move(ctx, session, task, job, target, decided.placement.choice)
                 topics |= {f"task:{task.id}", f"endpoint:{target.id}", "events"}
     ctx.hub.notify(*topics)
     return len(found) - len([topic for topic in topics if topic.startswith("task:")])
@@ -396,33 +395,6 @@ def _place_batch(ctx: Context, session: Session, batch: list[Waiting], turns: Tu
         if task.state != TaskState.PENDING.value or task.pending_reason != reason_before:
             topics.update(done.topics)
     return sorted(topics), placed
-
-
-def refuse(spec: TaskSpec, placement: Placement, elsewhere: str = "") -> None:
-    """Say no at once to what no known endpoint can ever do; wait only for what may still become possible."""
-    infra = spec.resources.infra
-    known = sorted([*placement.obstacles, *placement.undecided])
-    if infra is not None and infra not in known:
-        raise InvalidInput(
-            f"there is no endpoint {infra[:60]!r}",
-            hint=elsewhere or f"endpoints: {', '.join(known) or 'none yet'}",
-            field="resources.infra",
-        )
-    if placement.undecided or not placement.obstacles:
-        return
-    # Of others than the one that was named, it counts for nothing that they were not.
-    real = {
-        name: item
-        for name, item in placement.obstacles.items()
-        if infra in (None, name) or item.field != "resources.infra"
-    }
-    if len(real) == 1:
-        (name, obstacle), *_ = real.items()
-        raise InvalidInput(f"endpoint {name} cannot run this: {obstacle.text}", field=obstacle.field)
-    raise InvalidInput(
-        "no endpoint can run this: " + "; ".join(f"{name}: {item.text}" for name, item in sorted(real.items())),
-        field="resources",
-    )
 
 
 def waiting_text(spec: TaskSpec, placement: Placement) -> str:

@@ -16,7 +16,7 @@ from diamond.core.pools import Pool, PoolSpec
 from diamond.core.projects import Role
 from diamond.core.tasks import TaskSpec
 from diamond.planner.placement import place
-from diamond.server.services import access, audit, pilots, pool_views, projects, snapshots
+from diamond.server.services import access, audit, pilots, places, pool_views, projects, snapshots
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import ProjectRow
 from diamond.server.store.models import EndpointRow, TaskRow, UserRow
@@ -216,7 +216,7 @@ def _endpoint(session: Session, user_id: str, project: ProjectRow, spec: PoolSpe
         names = ", ".join(row.name for row in rows) or "none yet"
         raise InvalidInput(
             f"there is no endpoint {spec.endpoint[:60]!r}",
-            hint=snapshots.where_else(session, user_id, spec.endpoint) or f"endpoints: {names}",
+            hint=places.where_else(session, user_id, project.id, spec.endpoint) or f"endpoints: {names}",
             field="endpoint",
         )
     if obstacle := snapshots.barred(session, user_id, [found]).get(found.id):
@@ -255,7 +255,7 @@ def _check_may_use(session: Session, user_id: str, project_id: str | None, row: 
     endpoint = session.get_one(EndpointRow, row.endpoint_id)
     if not snapshots.usable(session, user_id, project_id, [endpoint]):
         hint = (
-            snapshots.where_else(session, user_id, endpoint.name)
+            places.where_else(session, user_id, project_id, endpoint.name)
             or "launch it in a project that the endpoint is shared with"
         )
         raise InvalidInput(f"the task may not run at {endpoint.name}, where the pool is", hint=hint, field="pool")

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound
 from diamond.core.ids import new_id
-from diamond.core.projects import Member, Project, Role, Visibility, parse_project, parse_role
+from diamond.core.projects import EndpointShare, Member, Project, Role, Visibility, parse_project, parse_role
 from diamond.core.states import FINAL_TASK_STATES
-from diamond.server.services import access, audit
+from diamond.server.services import access, approvals, audit
 from diamond.server.services.allowances import refusal
 from diamond.server.services.context import Context
 from diamond.server.store.identity_models import EndpointShareRow, MemberRow, ProjectRow, SecretRow
@@ -214,53 +214,84 @@ def get(ctx: Context, user_id: str, name: str) -> Project:
     with ctx.db.read() as session:
         row = look_up(session, user_id, name, Role.VIEWER)
         assert row is not None
-        return _detail(session, row, user_id)
+        return detail(session, row, user_id)
 
 
-def _detail(session: Session, row: ProjectRow, user_id: str) -> Project:
+def detail(session: Session, row: ProjectRow, user_id: str) -> Project:
+    """One with its members and the endpoints shared with it, as this member sees it."""
     people = session.execute(
         sa.select(MemberRow, UserRow)
         .join(UserRow, UserRow.id == MemberRow.user_id)
         .where(MemberRow.project_id == row.id)
         .order_by(UserRow.name)
     ).all()
-    shared = (
-        sa.select(EndpointRow.name)
-        .join(EndpointShareRow, EndpointShareRow.endpoint_id == EndpointRow.id)
-        .where(EndpointShareRow.project_id == row.id, EndpointRow.removed_at.is_(None))
-    )
+    role = next(Role(member.role) for member, _ in people if member.user_id == user_id)
+    shares = _shares(session, row, user_id, role)
     return _to_project(
         row,
-        next(Role(member.role) for member, _ in people if member.user_id == user_id),
+        role,
         len(people),
         members=tuple(
             Member(user=user.name, role=Role(member.role), since=member.created_at, full_name=user.full_name)
             for member, user in people
         ),
-        endpoints=tuple(session.scalars(shared.order_by(EndpointRow.name))),
+        endpoints=tuple(share.endpoint for share in shares if share.approved_at is not None),
+        shares=shares,
+    )
+
+
+def _shares(session: Session, row: ProjectRow, user_id: str, role: Role) -> tuple[EndpointShare, ...]:
+    """Those that are approved; of those that wait, all for owners, and for everybody else what they asked for."""
+    owner, approver = aliased(UserRow), aliased(UserRow)
+    query = (
+        sa.select(EndpointShareRow, EndpointRow, owner.name, approver.name)
+        .join(EndpointRow, EndpointRow.id == EndpointShareRow.endpoint_id)
+        .join(owner, owner.id == EndpointRow.owner_id)
+        .outerjoin(approver, approver.id == EndpointShareRow.approved_by)
+        .where(EndpointShareRow.project_id == row.id, EndpointRow.removed_at.is_(None))
+        .order_by(EndpointRow.name)
+    )
+    if role is not Role.OWNER:
+        query = query.where(sa.or_(access.approved(), EndpointRow.owner_id == user_id))
+    return tuple(
+        EndpointShare(
+            endpoint=place.name,
+            owner=whose,
+            asked_at=share.created_at,
+            approved_at=share.approved_at,
+            approved_by=by or "",
+            proven=place.proven_at is not None,
+        )
+        for share, place, whose, by in session.execute(query)
     )
 
 
 def _to_project(
-    row: ProjectRow, role: Role | None, count: int, members: tuple[Member, ...] = (), endpoints: tuple[str, ...] = ()
+    row: ProjectRow,
+    role: Role | None,
+    count: int,
+    members: tuple[Member, ...] = (),
+    endpoints: tuple[str, ...] = (),
+    shares: tuple[EndpointShare, ...] = (),
 ) -> Project:
     return Project(
         id=row.id, name=row.name, title=row.title, personal=row.personal_of is not None, role=role,
         created_at=row.created_at, num_members=count, members=members, endpoints=endpoints,
+        shares=shares,
     )  # fmt: skip
 
 
 def change(ctx: Context, user_id: str, name: str, *, title: str) -> Project:
     with ctx.db.write() as session:
-        row = _locked(session, user_id, name)
+        row = locked(session, user_id, name)
         row.title = _title(title)
         audit.record(session, ctx.clock(), "project.changed", row.id, title=row.title)
         session.flush()
-        return _detail(session, row, user_id)
+        return detail(session, row, user_id)
 
 
-def _locked(session: Session, user_id: str, name: str, role: Role = Role.OWNER, *, shared: bool = False) -> ProjectRow:
-    """For a change; with `shared`, one that is nobody's own."""
+def locked(session: Session, user_id: str, name: str, role: Role = Role.OWNER, *, shared: bool = False) -> ProjectRow:
+    """A project for a change in this transaction; with `shared`, one that is nobody's own."""
     row = look_up(session, user_id, name, role)
     assert row is not None
     if shared and row.personal_of is not None:
@@ -281,7 +312,7 @@ def set_member(ctx: Context, user_id: str, name: str, member: str, role: str) ->
     wanted = parse_role(role)
     now = ctx.clock()
     with ctx.db.write() as session:
-        row = _locked(session, user_id, name, shared=True)
+        row = locked(session, user_id, name, shared=True)
         user = find_user(session, member)
         known = session.get(MemberRow, (row.id, user.id))
         if known is None:
@@ -289,10 +320,12 @@ def set_member(ctx: Context, user_id: str, name: str, member: str, role: str) ->
         elif known.role != wanted.value:
             if known.role == Role.OWNER:
                 _keep_an_owner(session, row, user)
+                known.role = wanted.value
+                approvals.after_demotion(session, user.id, row, now)
             known.role = wanted.value
         audit.record(session, now, "project.member", row.id, project=row.name, user=user.name, role=wanted.value)
         session.flush()
-        made = _detail(session, row, user_id)
+        made = detail(session, row, user_id)
     ctx.hub.notify("planning", "events")
     return made
 
@@ -306,7 +339,7 @@ def remove_member(ctx: Context, user_id: str, name: str, member: str) -> None:
     now = ctx.clock()
     with ctx.db.write() as session:
         is_self = session.get_one(UserRow, user_id).name == member
-        row = _locked(session, user_id, name, Role.VIEWER if is_self else Role.OWNER, shared=True)
+        row = locked(session, user_id, name, Role.VIEWER if is_self else Role.OWNER, shared=True)
         known = session.scalars(
             sa.select(MemberRow)
             .join(UserRow, UserRow.id == MemberRow.user_id)
@@ -346,64 +379,6 @@ def _keep_an_owner(session: Session, row: ProjectRow, leaving: UserRow) -> None:
         )
 
 
-# ---- endpoints it shares -----------------------------------------------------------------------------------------
-
-
-def share_endpoint(ctx: Context, user_id: str, name: str, endpoint: str) -> Project:
-    """Let the members of a project run its tasks at an endpoint of the user's. Safe to repeat."""
-    now = ctx.clock()
-    with ctx.db.write() as session:
-        row = _locked(session, user_id, name, Role.MEMBER, shared=True)
-        place = _own_endpoint(session, user_id, endpoint)
-        if session.get(EndpointShareRow, (place.id, row.id)) is None:
-            session.add(EndpointShareRow(endpoint_id=place.id, project_id=row.id, created_at=now))
-            audit.record(session, now, "endpoint.shared", place.id, endpoint=endpoint, project=row.name)
-            session.flush()
-        made = _detail(session, row, user_id)
-    ctx.hub.notify("planning", "events")
-    return made
-
-
-def unshare_endpoint(ctx: Context, user_id: str, name: str, endpoint: str) -> Project:
-    """The project's tasks go there no more; those that run there go on. By the endpoint's owner, or the project's."""
-    now = ctx.clock()
-    with ctx.db.write() as session:
-        row = _locked(session, user_id, name, Role.VIEWER, shared=True)
-        shared = session.execute(
-            sa.select(EndpointShareRow, EndpointRow.owner_id)
-            .join(EndpointRow, EndpointRow.id == EndpointShareRow.endpoint_id)
-            .where(EndpointShareRow.project_id == row.id)
-            .where(EndpointRow.name == (endpoint if endpoint.isprintable() else ""))
-        ).one_or_none()
-        if shared is None:
-            raise NotFound(f"endpoint {endpoint[:60]!r} is not shared with project {name}", field="endpoint")
-        share, owner_id = shared
-        if owner_id != user_id and access.role_in(session, user_id, row.id) is not Role.OWNER:
-            raise Forbidden(f"only the owner of endpoint {endpoint}, or of project {name}, can do that")
-        session.delete(share)
-        audit.record(session, now, "endpoint.unshared", share.endpoint_id, endpoint=endpoint, project=row.name)
-        session.flush()
-        made = _detail(session, row, user_id)
-    ctx.hub.notify("planning", "events")
-    return made
-
-
-def _own_endpoint(session: Session, user_id: str, name: str) -> EndpointRow:
-    query = sa.select(EndpointRow).where(
-        EndpointRow.name == (name if name.isprintable() else ""),
-        EndpointRow.removed_at.is_(None),
-        access.sees_endpoint(user_id),
-    )
-    row = session.scalars(query).one_or_none()
-    if row is None:
-        hint = "`diamond endpoint ls` lists yours"
-        raise NotFound(f"there is no endpoint {name[:60]!r}", hint=hint, field="endpoint")
-    if row.owner_id != user_id:
-        owner = session.get_one(UserRow, row.owner_id).name
-        raise Forbidden(f"endpoint {name} is {owner}'s: only they can share it", hint=f"ask {owner}", field="endpoint")
-    return row
-
-
 # ---- its end -----------------------------------------------------------------------------------------------------
 
 
@@ -415,7 +390,7 @@ def remove(ctx: Context, user_id: str, name: str) -> int:
     """
     now = ctx.clock()
     with ctx.db.write() as session:
-        row = _locked(session, user_id, name, shared=True)
+        row = locked(session, user_id, name, shared=True)
         live = sa.select(sa.func.count()).select_from(TaskRow)
         count = session.execute(live.where(TaskRow.project_id == row.id, TaskRow.state.not_in(_FINAL))).scalar_one()
         if count:

@@ -236,7 +236,15 @@ def _renews(now: float) -> str:
     return time.strftime("%-d %B (UTC)", time.gmtime(month_of(now)[1]))
 
 
-def why_waits(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec, *, new_for_s: int | None = None) -> str:
+def why_waits(
+    ctx: Context,
+    session: Session,
+    user_id: str,
+    project_id: str | None,
+    spec: TaskSpec,
+    *,
+    new_for_s: int | None = None,
+) -> str:
     """What keeps a task from having its next job now; empty when nothing does.
 
     Args:
@@ -244,7 +252,7 @@ def why_waits(ctx: Context, session: Session, task: TaskRow, spec: TaskSpec, *, 
             waiting, when it could use more GPU-hours than there are.
     """
     gpus = spec.num_nodes * spec.resources.gpus
-    for bound in bounds(session, task.owner_id, task.project_id):
+    for bound in bounds(session, user_id, project_id):
         limits = bound.limits
         if limits.nodes is not None or limits.gpus is not None:
             nodes_held, gpus_held = _held(session, bound)

@@ -117,17 +117,6 @@ def check(session: Session, user_id: str, project_id: str | None, spec: TaskSpec
             )
 
 
-def warning(session: Session, user_id: str, endpoint: EndpointRow | None, spec: TaskSpec) -> str:
-    """What somebody should know before their secrets go to an endpoint; empty when there is nothing to say."""
-    if not spec.secrets or endpoint is None or endpoint.owner_id == user_id:
-        return ""
-    owner = session.get(UserRow, endpoint.owner_id)
-    return (
-        f"endpoint {endpoint.name} belongs to {owner.name if owner else 'somebody else'}: the task runs under their "
-        f"account there, so they can read its secrets ({', '.join(spec.secrets)})"
-    )
-
-
 def deliver(ctx: Context, endpoint_id: str, job_id: str, instance: str = "") -> JobSecrets:
     """What a job is given: the values of the secrets its task names, at this moment.
 

@@ -20,7 +20,6 @@ from diamond.planner.partitions import Obstacle
 from diamond.planner.placement import Candidate
 from diamond.server.services import access
 from diamond.server.services.context import Context
-from diamond.server.store.identity_models import EndpointShareRow, ProjectRow
 from diamond.server.store.models import EndpointRow, UserRow
 
 _SNAPSHOT = "endpoints"
@@ -133,22 +132,6 @@ def barred(session: Session, user_id: str, rows: list[EndpointRow]) -> dict[str,
     return found
 
 
-def where_else(session: Session, user_id: str, infra: str | None) -> str:
-    """Of an endpoint that a task may not use in its project, and its user sees: in which projects it could."""
-    if infra is None or not infra.isprintable():
-        return ""
-    shared = (
-        sa.select(ProjectRow.name)
-        .join(EndpointShareRow, EndpointShareRow.project_id == ProjectRow.id)
-        .join(EndpointRow, EndpointRow.id == EndpointShareRow.endpoint_id)
-        .where(EndpointRow.name == infra, EndpointRow.removed_at.is_(None))
-        .where(ProjectRow.id.in_(access.projects_of(user_id)))
-        .order_by(ProjectRow.name)
-    )
-    names = list(session.scalars(shared))
-    return f"{infra} is shared with project {', '.join(names)}: launch the task there" if names else ""
-
-
 def candidate(
     ctx: Context,
     row: EndpointRow,
@@ -157,6 +140,7 @@ def candidate(
     note: str = "",
     obstacle: Obstacle | None = None,
     is_undecided: bool = False,
+    doubt: int = 0,
 ) -> Candidate:
     """`is_undecided`: what matters of it is not known yet, though its agent has spoken."""
     return Candidate(
@@ -167,6 +151,7 @@ def candidate(
         rank=rank,
         note=note,
         obstacle=obstacle,
+        doubt=doubt,
     )
 
 

@@ -30,6 +30,7 @@ from diamond.server.services import (
     image_placing,
     image_progress,
     lifecycle,
+    places,
     planning,
     pools,
     projects,
@@ -190,9 +191,19 @@ def _insert(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> tup
     jobs = (task_views.to_job(placed.job, known),) if placed.job else ()
     named = {project.id: project.name, user_id: session.get_one(UserRow, user_id).name}
     image_name = task_views.image_name(session, row, spec, user_id)
+    warnings = (*warnings, *filter(None, [places.readers(session, user_id, _goes_to(session, row, placed), spec)]))
     return task_views.to_task(
-        row, known, named, spec=spec, jobs=jobs, image=image_name, warnings=warnings
-    ), placed.topics
+        row, known, named, spec=spec, jobs=jobs, image=image_name, warnings=warnings,
+        why=placed.decided.placement.why if placed.decided is not None else (),
+    ), placed.topics  # fmt: skip
+
+
+def _goes_to(session: Session, row: TaskRow, placed: planning.Placed) -> EndpointRow | None:
+    """Where a new task will run, though it may wait for its image, for a quota or for its turn in a pool."""
+    if placed.decided is not None:
+        return placed.decided.endpoint
+    endpoint_id = pools.endpoint_of(session, row.pool_id)
+    return session.get(EndpointRow, endpoint_id) if endpoint_id else None
 
 
 def _project_of(session: Session, user_id: str, spec: TaskSpec) -> ProjectRow:

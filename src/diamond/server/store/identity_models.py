@@ -113,13 +113,16 @@ class MemberRow(Base):
 
 
 class EndpointShareRow(Base):
-    """The members of this project may use this endpoint, as far as its own policy lets them."""
+    """The members of this project may use this endpoint, as far as its own policy lets them, once one of the project's
+    owners has approved of it; until then its owner has only asked. See services.approvals."""
 
     __tablename__ = "endpoint_shares"
     __table_args__ = (sa.Index(None, "project_id"),)
     endpoint_id: Mapped[str] = mapped_column(sa.ForeignKey("endpoints.id"), primary_key=True)
     project_id: Mapped[str] = mapped_column(sa.ForeignKey("projects.id"), primary_key=True)
-    created_at: Mapped[float]
+    created_at: Mapped[float]  # when it was asked for
+    approved_at: Mapped[float | None]  # None: it waits for an owner of the project
+    approved_by: Mapped[str | None]  # id of that owner
 
 
 class QuotaRow(Base):

@@ -70,6 +70,11 @@ class EndpointRow(Base):
     rotate_at: Mapped[float | None]  # when somebody asked its agent to take a new token; None once it has
     removed_at: Mapped[float | None]  # kept for the record of its tasks; its name is then no longer a valid one
     silence_told: Mapped[float | None]  # the `last_seen_at` after which its silence was told of
+    # What has succeeded there, whatever its agent claims to have (services.proofs): since when anything has, and the
+    # most cores and GPUs that one job had.
+    proven_at: Mapped[float | None]
+    proven_cpus: Mapped[int] = mapped_column(default=0, server_default="0")
+    proven_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class TokenRow(Base):

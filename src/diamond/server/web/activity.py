@@ -39,6 +39,12 @@ _PLAIN = {
     "endpoint.revoked": ("was cut off", "bad"),
     "endpoint.removed": ("was removed", "ended"),
 }
+# These lead to the project, where its owners decide: an endpoint that is not approved has no page for them.
+_SHARES = {
+    "endpoint.share_asked": ("of {owner} waits to be approved in project {project}", "waiting"),
+    "endpoint.share_approved": ("of {owner} is shared with project {project}", "good"),
+    "endpoint.share_declined": ("was declined by project {project}", "ended"),
+}
 
 
 def path_of(about: str, key: str) -> str:
@@ -60,6 +66,10 @@ def line_of(each: Happening) -> Line:
         name, path = str(data.get("name", "")), path_of("image", str(data.get("image_id") or ""))
         path = "" if event.kind == "image.removed" else path
         words, look, detail = _of_image(event)
+    elif event.kind in _SHARES:
+        name, path = str(data.get("name", "")), "/settings/projects/" + quote(str(data.get("project", "")), safe="")
+        words, look = _SHARES[event.kind]
+        words, detail = words.format_map({"project": data.get("project", ""), "owner": data.get("owner", "")}), ""
     elif about == "endpoint":
         name = str(data.get("name", "")) or each.endpoint
         # A removed endpoint is kept under another name, and has no page.

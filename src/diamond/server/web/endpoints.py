@@ -14,7 +14,7 @@ from diamond.core.enrolment import ENDPOINT_NAME, enrolment_lines
 from diamond.core.errors import Conflict, DiamondError, Forbidden, NotFound
 from diamond.core.projects import Role
 from diamond.server.hosts import base_url, is_loopback_name
-from diamond.server.services import endpoints, enrolment, image_copies, overview, projects
+from diamond.server.services import endpoint_shares, endpoints, enrolment, image_copies, overview, projects
 from diamond.server.services.identity import Identity
 from diamond.server.web import endpoint_facts
 from diamond.server.web.forms import Fields, Visitor
@@ -28,6 +28,7 @@ _NOTICES = {
     "make a new line and paste it there.",
     "revoked": "Its agent is cut off: every token and code of it is dead. Jobs that run there go on.",
     "shared": "The endpoint is shared with that project.",
+    "asked": "The owners of that project are asked. Its tasks come here once one of them approves.",
     "unshared": "The endpoint is no longer shared with that project.",
 }
 
@@ -185,7 +186,9 @@ def _projects_for(request: Request, who: Identity, found: Endpoint) -> list[str]
     return [
         one.name
         for one in projects.list_projects(ctx_of(request), who.user_id)
-        if not one.personal and one.role in Role.MEMBER.at_least and one.name not in found.shared_with
+        if not one.personal
+        and one.role in Role.MEMBER.at_least
+        and one.name not in (*found.shared_with, *found.waits_for)
     ]
 
 
@@ -224,20 +227,21 @@ def remove(request: Request, who: Visitor, form: Fields, name: str) -> Response:
 @router.post("/endpoints/{name}/share")
 def share(request: Request, who: Visitor, form: Fields, name: str) -> Response:
     assert who.user_id is not None
+    project = form.get("project", "")
     try:
-        projects.share_endpoint(ctx_of(request), who.user_id, form.get("project", ""), name)
+        found = endpoint_shares.share(ctx_of(request), who.user_id, project, name)
     except DiamondError as error:
         if error.field != "project":
             raise
         return _detail(request, who, name, status=error.status, errors={"project": error})
-    return to(f"{_path(name)}?done=shared")
+    return to(f"{_path(name)}?done={'shared' if name in found.endpoints else 'asked'}")
 
 
 @router.post("/endpoints/{name}/unshare")
 def unshare(request: Request, who: Visitor, form: Fields, name: str) -> Response:
     assert who.user_id is not None
     try:
-        projects.unshare_endpoint(ctx_of(request), who.user_id, form.get("project", ""), name)
+        endpoint_shares.unshare(ctx_of(request), who.user_id, form.get("project", ""), name)
     except NotFound as error:
         # Pressed twice: it is as was asked for, unless they do not even see it.
         if error.field != "endpoint" or not endpoints.get(ctx_of(request), who.user_id, name).is_mine:

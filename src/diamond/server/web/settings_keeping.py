@@ -48,6 +48,9 @@ EVENTS = {
     NoticeEvent.IMAGE_READY: "an image of mine is ready",
     NoticeEvent.IMAGE_FAILED: "an image of mine cannot be built",
     NoticeEvent.ENDPOINT_OFFLINE: "an endpoint of mine is not heard of",
+    NoticeEvent.SHARE_ASKED: "somebody asks to share an endpoint with a project of mine",
+    NoticeEvent.SHARE_APPROVED: "an endpoint is shared with a project I am in",
+    NoticeEvent.SHARE_DECLINED: "an endpoint I wanted to share is declined",
     NoticeEvent.QUOTA_NEAR: "I have nearly used up a quota",
 }
 

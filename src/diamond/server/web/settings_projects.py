@@ -10,7 +10,7 @@ from starlette.responses import Response
 from diamond.core.accounts import Invitation
 from diamond.core.errors import DiamondError, NotFound
 from diamond.core.projects import Role
-from diamond.server.services import endpoints, invitations, projects, quotas
+from diamond.server.services import endpoint_shares, endpoints, invitations, projects, quotas
 from diamond.server.services.identity import Identity
 from diamond.server.web import inviting
 from diamond.server.web.forms import Fields, Form, Visitor, by_field, typed, unless_done
@@ -26,6 +26,9 @@ _NOTICES = {
     "left": "You left the project.",
     "removed": "The project is removed. What was in it went to its owners' own projects.",
     "shared": "Members can now run tasks of this project there.",
+    "asked": "The owners of the project are asked. Tasks go there once one of them approves.",
+    "approved": "Approved: members can run tasks of this project there. They are told.",
+    "declined": "Declined. Whoever asked is told.",
     "unshared": "Tasks of this project go there no more.",
     "withdrawn": "The invitation is withdrawn: its link works no more.",
 }
@@ -78,7 +81,9 @@ def _detail(
         is_owner=is_owner,
         may_share=found.role in Role.MEMBER.at_least and not found.personal,
         own_endpoints=own,
-        unshared={name: name for name in own if name not in found.endpoints},
+        unshared={name: name for name in own if name not in {each.endpoint for each in found.shares}},
+        approved=[each for each in found.shares if each.approved_at is not None],
+        waiting=[each for each in found.shares if each.approved_at is None],
         roles=ROLES,
         role_choices={role: f"{role}: {words}" for role, words in ROLES.items()},
         quota=next((each for each in standing if each.name == found.name), None),
@@ -151,17 +156,37 @@ def withdraw(request: Request, who: Visitor, project: str, invitation_id: str) -
 
 @router.post("/settings/projects/{project}/endpoints")
 def share_endpoint(request: Request, who: Visitor, project: str, form: Fields) -> Response:
+    endpoint = form.get("endpoint", "")
     try:
-        projects.share_endpoint(ctx_of(request), me(who), project, form.get("endpoint", ""))
+        found = endpoint_shares.share(ctx_of(request), me(who), project, endpoint)
     except DiamondError as error:
         return _again(request, who, project, error, form, "endpoint")
-    return _to(project, "shared")
+    return _to(project, "shared" if endpoint in found.endpoints else "asked")
+
+
+@router.post("/settings/projects/{project}/endpoints/{endpoint}/approve")
+def approve_endpoint(request: Request, who: Visitor, project: str, endpoint: str, form: Fields) -> Response:
+    """The form says whose the endpoint was when it was shown."""
+    try:
+        endpoint_shares.approve(ctx_of(request), me(who), project, endpoint, owner=form.get("owner"))
+    except DiamondError as error:
+        return _again(request, who, project, error)
+    return _to(project, "approved")
+
+
+@router.post("/settings/projects/{project}/endpoints/{endpoint}/decline")
+def decline_endpoint(request: Request, who: Visitor, project: str, endpoint: str) -> Response:
+    try:
+        endpoint_shares.decline(ctx_of(request), me(who), project, endpoint)
+    except DiamondError as error:
+        return _again(request, who, project, error)
+    return _to(project, "declined")
 
 
 @router.post("/settings/projects/{project}/endpoints/{endpoint}/unshare")
 def unshare_endpoint(request: Request, who: Visitor, project: str, endpoint: str) -> Response:
     try:
-        projects.unshare_endpoint(ctx_of(request), me(who), project, endpoint)
+        endpoint_shares.unshare(ctx_of(request), me(who), project, endpoint)
     except DiamondError as error:
         return _again(request, who, project, error)
     return _to(project, "unshared")
