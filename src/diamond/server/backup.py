@@ -38,6 +38,8 @@ from diamond.server.main import open_database, server_lock
 from diamond.server.settings import Settings
 from diamond.server.store import db as db_module
 from diamond.server.store.db import Database
+from diamond.server.store.files import locked
+from diamond.server.store.streams import LOCK_NAME
 
 FORMAT = 2  # since 2 the end is marked
 _END = "end.json"
@@ -149,15 +151,19 @@ def _data_files(data: Path) -> Iterator[tuple[str, Path, int]]:
         root = data / folder
         for here, folders, names in os.walk(root):
             folders.sort()
-            # A curve's state before its records: records beyond what the state counts are ignored.
-            for name in sorted(names, key=lambda name: (name != "state.json", name)):
-                path = Path(here) / name
-                relative = path.relative_to(root).as_posix()
-                if name.endswith((".lock", ".tmp")) or path.is_symlink() or not path.is_file():
-                    continue
-                if folder == "blobs" and not _BLOB.fullmatch(relative):
-                    continue  # unfinished uploads
-                yield f"{folder}/{relative}", path, path.stat().st_size
+            with ExitStack() as stack:
+                if folder == "series" and names:  # whose files belong together, and are replaced by others
+                    stack.enter_context(locked(f"{here}/{LOCK_NAME}", create=False))
+                    names = os.listdir(here)
+                # A curve's state before its records: records beyond what the state counts are ignored.
+                for name in sorted(names, key=lambda name: (name != "state.json", name)):
+                    path = Path(here) / name
+                    relative = path.relative_to(root).as_posix()
+                    if name.endswith((".lock", ".tmp")) or path.is_symlink() or not path.is_file():
+                        continue
+                    if folder == "blobs" and not _BLOB.fullmatch(relative):
+                        continue  # unfinished uploads
+                    yield f"{folder}/{relative}", path, path.stat().st_size
 
 
 def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
