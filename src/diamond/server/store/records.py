@@ -15,6 +15,7 @@ more, so a reader without a lock finds either the file it looks for, or that it 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -374,7 +375,7 @@ def _spans(ordinals: NDArray[np.float64], stride: NDArray[np.float64]) -> Spans:
     starts = np.append(ordinals, ordinals[-1] + 1)
     return [
         (following - edge, round(float(starts[following] - starts[edge])))
-        for edge, following in zip(edges, edges[1:], strict=False)
+        for edge, following in itertools.pairwise(edges)
     ]
 
 

@@ -67,9 +67,9 @@ class StreamStore:
     """Byte streams addressed by absolute offsets. Safe for any number of threads and processes.
 
     Every append is idempotent, and a process killed at any instruction leaves a prefix of what it was appending.
-    `log` is capped, and so is `train`, of which the newest counts. Of the other two, curves are made: what of their lines
-    is no longer needed for that is dropped by whoever makes them (`drop`). All that use one root must agree on
-    `segment_bytes` while they do.
+    `log` is capped, and so is `train`, of which the newest counts. Of the other two, curves are made: whoever makes
+    them drops the lines that are no longer needed for it (`drop`). All that use one root must agree on `segment_bytes`
+    while they do.
     """
 
     def __init__(self, root: Path, *, segment_bytes: int = 8 * MIB, cap_bytes: int = 256 * MIB) -> None:
