@@ -2,8 +2,8 @@
 
 The tar holds, in this order: manifest.json, tables/<name>.jsonl (one consistent snapshot), files of series/, streams/
 and blobs/, and end.json: a tar that was cut between two files looks whole. Files come after the tables and only ever
-grow, or are replaced by what says the same in fewer bytes, so each row's bytes are there. Curves come before the streams they are derived from, so that no curve is ahead of
-its stream.
+grow, or are replaced by what says the same in fewer bytes, so each row's bytes are there. Curves come before the
+streams they are derived from, so that no curve is ahead of its stream.
 Must not know what the tables mean: they are dumped and loaded as the database describes them.
 """
 

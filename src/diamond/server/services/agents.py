@@ -12,6 +12,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
+from diamond.core import bounds
 from diamond.core.bundles import check_relative_path, is_digest
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import ONLINE_WITHIN_S
@@ -23,6 +24,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, TaskState, job_advances
 from diamond.core.tasks import Output, TaskSpec
 from diamond.core.wire import (
+    MAX_REPORTED,
     PROTOCOL,
     STREAMS,
     DesiredState,
@@ -55,7 +57,6 @@ from diamond.server.store.series import SOURCES
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_DETAIL = 4000
-_MAX_REPORTED_JOBS = 10_000
 _MAX_OUTPUT_BYTES = 2**50  # of one job; more would be no number that a database can add up
 _MAX_STATUS = 255  # of a process, and more than there are signals
 _LATEST = 4e9  # a Unix time after which no agent's clock is believed
@@ -77,6 +78,8 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
             f"the agent speaks protocol {message.protocol}, this server up to {PROTOCOL}",
             hint="update the server, or install the agent of the server's version",
         )
+    facts, cut = bounds.fitted(message.facts)
+    facts = replace(facts, cut=cut)
     with ctx.db.write() as session:
         row = presence.locked(session, endpoint_id)
         if row.instance not in (None, instance):
@@ -84,7 +87,7 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
-        row.facts = encode(snapshots.with_last_known(message.facts, row.facts))
+        row.facts = encode(snapshots.with_last_known(facts, row.facts))
         presence.touch(ctx, session, row)
         name, owner = row.name, session.get_one(UserRow, row.owner_id).name
     # Tasks may have waited for exactly these facts.
@@ -284,15 +287,16 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     if message.epoch != ctx.epoch:
         return ReportAck(epoch=ctx.epoch)  # the agent sees the difference and introduces itself anew
     named = {item.job_id for item in message.jobs} | {item.job_id for item in message.streams}
-    if len(named) > _MAX_REPORTED_JOBS:
-        raise TooLarge(f"a report about {len(named)} jobs", hint=f"send at most {_MAX_REPORTED_JOBS} at a time")
+    for field, count in (("jobs", len(message.jobs)), ("streams", len(message.streams))):
+        if count > MAX_REPORTED:
+            raise TooLarge(f"has {count} entries", hint=f"send at most {MAX_REPORTED} at a time", field=field)
     own, task_of, told = _own_jobs(ctx, endpoint_id, named, instance)
     received = _store_streams(ctx, message.streams, own)
     fault_point("server.receiving")
     states = dict(own)
     topics: set[str] = set()
     news = tuple(item for item in message.jobs if item.job_id in own and not own[item.job_id].is_final)
-    usage = encode(message.usage) if message.usage is not None else None
+    usage = encode(bounds.fitted(message.usage)[0]) if message.usage is not None else None
     if news or (
         usage is not None and (told is None or usage != told.usage or presence.is_stale(ctx, told.last_seen_at))
     ):
