@@ -12,5 +12,5 @@ def upload(ctx: Context, holder: str, data: bytes) -> str:
     """The blob's digest. `holder`: id of the user, or of the endpoint, that sent it."""
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
     ctx.blobs.put_bytes(digest, data)
-    holdings.give(ctx, holder, [digest])
+    holdings.give(ctx, holder, {digest: len(data)})
     return digest

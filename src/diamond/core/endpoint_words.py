@@ -143,7 +143,10 @@ def _images(facts: EndpointFacts) -> str:
 
 
 def _not_used(facts: EndpointFacts) -> Iterator[tuple[str, str]]:
-    """Why what is there makes no images. Of programs that are not there, only where nothing else makes any."""
+    """What was too much to take in, and why what is there makes no images. Programs that are missing are named only
+    where nothing else makes any."""
+    for what in facts.cut:
+        yield "Left out", what
     if facts.builds == "off":
         return  # by a rule, which is shown
     present = {name.split(" ")[0] for name in facts.runtimes} | {"venv"}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diamond.core import bounds
+
+MAX_SECONDS = 2**31 - 1
+MAX_COUNT = 10_000_000  # of nodes, cores or GPUs: products of two still are numbers of a database
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """GPUs of one model on one node."""
 
     model: str
-    count: int
+    count: int = field(metadata=bounds.number(MAX_COUNT))
     mem_bytes: int = 0
 
 
@@ -18,13 +23,13 @@ class Gpu:
 class NodeGroup:
     """Nodes of one kind in a partition. `count` includes `unusable` ones (down, drained)."""
 
-    count: int
-    cpus: int
+    count: int = field(metadata=bounds.number(MAX_COUNT))
+    cpus: int = field(metadata=bounds.number(MAX_COUNT))
     mem_bytes: int = 0
-    gpus: tuple[Gpu, ...] = ()
-    features: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = field(default=(), metadata=bounds.items(16))
+    features: tuple[str, ...] = field(default=(), metadata=bounds.items(100))
     unusable: int = 0
-    nodes: str = ""  # as the scheduler writes it: c[1-2]
+    nodes: str = field(default="", metadata=bounds.text(20_000))  # as the scheduler writes it: c[1-2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +41,14 @@ class Partition:
     is_up: bool = True
     is_hidden: bool = False
     is_preemptible: bool = False
-    max_walltime_s: int | None = None
-    default_walltime_s: int | None = None
-    min_nodes: int = 1
-    max_nodes: int | None = None
-    allow_accounts: tuple[str, ...] = ()  # empty: all
-    allow_groups: tuple[str, ...] = ()
-    allow_qos: tuple[str, ...] = ()
-    groups: tuple[NodeGroup, ...] = ()
+    max_walltime_s: int | None = field(default=None, metadata=bounds.number(MAX_SECONDS))
+    default_walltime_s: int | None = field(default=None, metadata=bounds.number(MAX_SECONDS))
+    min_nodes: int = field(default=1, metadata=bounds.number(MAX_COUNT))
+    max_nodes: int | None = field(default=None, metadata=bounds.number(MAX_COUNT))
+    allow_accounts: tuple[str, ...] = field(default=(), metadata=bounds.items(2000))  # empty: all
+    allow_groups: tuple[str, ...] = field(default=(), metadata=bounds.items(2000))
+    allow_qos: tuple[str, ...] = field(default=(), metadata=bounds.items(1000))
+    groups: tuple[NodeGroup, ...] = field(default=(), metadata=bounds.items(200))
 
     @property
     def nodes(self) -> int:
@@ -54,7 +59,7 @@ class Partition:
 class FileSystem:
     """A place for files at an endpoint. A quota of 0 means none is known."""
 
-    path: str
+    path: str = field(metadata=bounds.text(4096))
     role: str = ""  # "home", "scratch", "project", "runs"
     kind: str = ""  # ext4, nfs4, lustre, gpfs …
     total_bytes: int = 0
@@ -73,22 +78,27 @@ class EndpointFacts:
     os_user: str = ""
     agent_version: str = ""
     python: str = ""
-    nodes: int = 1
-    cpus_per_node: int = 1
+    nodes: int = field(default=1, metadata=bounds.number(MAX_COUNT))
+    cpus_per_node: int = field(default=1, metadata=bounds.number(MAX_COUNT))
     mem_bytes_per_node: int = 0
-    gpus_per_node: tuple[Gpu, ...] = ()
-    runtimes: tuple[str, ...] = ()  # container runtimes; empty: none
-    run_root: str = ""  # where job directories live
-    max_walltime_s: int | None = None
-    policy: dict[str, str] = field(default_factory=dict)  # the rules in force, for people
-    policy_files: tuple[str, ...] = ()  # that they were read from: the centre's, its owner's
+    gpus_per_node: tuple[Gpu, ...] = field(default=(), metadata=bounds.items(16))
+    runtimes: tuple[str, ...] = field(default=(), metadata=bounds.items(20))  # container runtimes; empty: none
+    run_root: str = field(default="", metadata=bounds.text(4096))  # where job directories live
+    max_walltime_s: int | None = field(default=None, metadata=bounds.number(MAX_SECONDS))
+    # The rules in force, for people.
+    policy: dict[str, str] = field(default_factory=dict, metadata=bounds.items(100, chars=4000))
+    # The files that they were read from: the centre's, its owner's.
+    policy_files: tuple[str, ...] = field(default=(), metadata=bounds.items(2, chars=4096))
     policy_changed_at: float = 0.0  # when other rules came into force; 0: its agent does not say
-    others_problem: str = ""  # why a rule that lets others in is not in force
-    partitions: tuple[Partition, ...] = ()  # only those the policy file allows; empty for schedulers without
-    accounts: tuple[str, ...] = ()  # that the user may charge; empty: not known (no accounting there)
+    # Why a rule that lets others in is not in force.
+    others_problem: str = field(default="", metadata=bounds.text(4000))
+    # Only those the policy file allows; empty for schedulers without.
+    partitions: tuple[Partition, ...] = field(default=(), metadata=bounds.items(1000))
+    # That the user may charge; empty: not known (no accounting there).
+    accounts: tuple[str, ...] = field(default=(), metadata=bounds.items(2000))
     default_account: str = ""
-    qos: tuple[str, ...] = ()
-    filesystems: tuple[FileSystem, ...] = ()
+    qos: tuple[str, ...] = field(default=(), metadata=bounds.items(1000))
+    filesystems: tuple[FileSystem, ...] = field(default=(), metadata=bounds.items(100))
     site: str = ""  # key in the site catalogue; empty for a place it does not know
     site_name: str = ""
     queues_ahead: bool = False  # whether the next job of a chain may wait in the queue behind the running one
@@ -97,22 +107,25 @@ class EndpointFacts:
     holds_pools: bool = False  # whether its agent knows pilots (older ones do not), and its policy file lets it
     takes_secrets: bool = False  # whether its agent can (older ones cannot), and its policy file lets it
     allows_others: bool = False  # whether the policy file lets others than its owner run tasks here
-    allowed_users: tuple[str, ...] | None = None  # whom alone it names, as patterns; None: it names nobody
+    # Whom alone it names, as patterns; None: it names nobody.
+    allowed_users: tuple[str, ...] | None = field(default=None, metadata=bounds.items(2000))
     architecture: str = ""  # as uname -m says
-    builders: tuple[str, ...] = ()  # ways to make images that work here and that the policy file allows, best first
-    builder_problems: dict[str, str] = field(default_factory=dict)  # why each of the other ways does not work here
+    # Ways to make images that work here and that the policy file allows, best first; why each of the others does not.
+    builders: tuple[str, ...] = field(default=(), metadata=bounds.items(20))
+    builder_problems: dict[str, str] = field(default_factory=dict, metadata=bounds.items(20, chars=2000))
     builds: str = ""  # where they may run: "login", "batch", "any"; "off" or empty: nowhere
-    image_root: str = ""  # where images lie
+    image_root: str = field(default="", metadata=bounds.text(4096))  # where images lie
     image_bytes: int = 0
     layer_bytes: int = 0  # kept steps of builds, which can be pruned
+    cut: tuple[str, ...] = field(default=(), metadata=bounds.items(20, chars=300))  # what the server left out, and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
     """How nodes of one kind, in the same partitions, stand now. What is neither free nor down is busy, or kept."""
 
-    gpus: tuple[str, ...] = ()  # models; empty: nodes without GPUs
-    partitions: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = field(default=(), metadata=bounds.items(16))  # models; empty: nodes without GPUs
+    partitions: tuple[str, ...] = field(default=(), metadata=bounds.items(1000))
     nodes: int = 0
     free: int = 0  # nothing of them is handed out
     down: int = 0
@@ -127,15 +140,16 @@ class EndpointUsage:
     at: float = 0.0
     cpus_used: int = 0
     mem_bytes_reserved: int = 0
-    gpus_used: dict[str, int] = field(default_factory=dict)  # by model
+    gpus_used: dict[str, int] = field(default_factory=dict, metadata=bounds.items(100))  # by model
     jobs_running: int = 0
     jobs_queued: int = 0
-    cpu_percent: float = 0.0  # the node's own load, by anyone
+    cpu_percent: float = field(default=0.0, metadata=bounds.number(1e9))  # the node's own load, by anyone
     mem_bytes_used: int = 0
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
-    warnings: tuple[str, ...] = ()  # e.g. "run directory: disk full"
-    nodes: tuple[NodeUse, ...] = ()  # of a cluster
+    # For instance "run directory: disk full".
+    warnings: tuple[str, ...] = field(default=(), metadata=bounds.items(50, chars=1000))
+    nodes: tuple[NodeUse, ...] = field(default=(), metadata=bounds.items(1000))  # of a cluster
     nodes_at: float = 0.0  # when its scheduler was asked for them, which is not for every heartbeat
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from diamond.core import bounds
 from diamond.core.bundles import check_relative_path, is_bundle_ref
 from diamond.core.codec import decode
 from diamond.core.curves import parse_curves
@@ -214,7 +215,7 @@ class TaskSpec:
 class Output:
     """A file a task left behind. `stored` says whether its bytes are at the server (else only on the endpoint)."""
 
-    path: str
+    path: str = field(metadata=bounds.text(4096))
     size_bytes: int
     sha256: str = ""
     stored: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field, replace
 
+from diamond.core import bounds
 from diamond.core.endpoints import EndpointFacts, EndpointUsage
 from diamond.core.images import ImageUse, ImageWork
 from diamond.core.pools import PilotOrder, PoolPlace
@@ -23,6 +24,7 @@ PROTOCOL = 1
 INSTANCE_HEADER = "Diamond-Agent"
 STREAMS = ("log", "metrics", "util", "train")
 FIRST_STREAMS = ("log", "metrics", "util")  # what a server takes that does not say what it takes
+MAX_REPORTED = 10_000  # jobs, or chunks of streams, in one report
 MAX_REPORT_STREAM_BYTES = 4 * 1024 * 1024  # raw bytes of all chunks of one report together
 
 
@@ -103,19 +105,19 @@ class JobReport:
     job_id: str
     state: JobState
     reason: Reason | None = None
-    detail: str = ""
+    detail: str = field(default="", metadata=bounds.text(4000))
     exit_code: int | None = None
     signal: int | None = None
     scheduler_id: str | None = None
-    hosts: tuple[str, ...] = ()
-    run_dir: str = ""
-    pending_reason: str = ""
+    hosts: tuple[str, ...] = field(default=(), metadata=bounds.items(10_000))
+    run_dir: str = field(default="", metadata=bounds.text(4096))
+    pending_reason: str = field(default="", metadata=bounds.text(500))
     partition: str = ""
     expected_start_at: float | None = None
     queued_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Output, ...] = field(default=(), metadata=bounds.items(10_000))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class StreamChunk:
     job_id: str
     stream: str
     offset: int
-    data: str
+    data: str = field(metadata=bounds.text(2 * MAX_REPORT_STREAM_BYTES))
 
     @staticmethod
     def of(job_id: str, stream: str, offset: int, raw: bytes) -> StreamChunk:
@@ -140,8 +142,8 @@ class Report:
     """Agent -> server. POST /api/v1/agent/reports. Streams are stored before states are believed."""
 
     epoch: str
-    jobs: tuple[JobReport, ...] = ()
-    streams: tuple[StreamChunk, ...] = ()
+    jobs: tuple[JobReport, ...] = field(default=(), metadata=bounds.items(MAX_REPORTED, refuses=True))
+    streams: tuple[StreamChunk, ...] = field(default=(), metadata=bounds.items(MAX_REPORTED, refuses=True))
     usage: EndpointUsage | None = None
 
 

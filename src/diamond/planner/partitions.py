@@ -7,14 +7,16 @@ suitable when it has enough nodes of one kind with everything the task asks for,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from diamond.core.durations import format_duration
 from diamond.core.endpoints import EndpointFacts, Gpu, NodeGroup, Partition
 from diamond.core.tasks import TaskSpec
 
 _SOME_TIME_S = 3600
+_MOST_NAMED = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ def choose(spec: TaskSpec, facts: EndpointFacts) -> Choice | Obstacle:
     if facts.scheduler != "slurm" and (named := spec.slurm.first_set):
         return Obstacle(field=f"slurm.{named}", text=f"its scheduler is {facts.scheduler}, not Slurm")
     if spec.slurm.account and facts.accounts and spec.slurm.account not in facts.accounts:
-        text = f"it has no account {spec.slurm.account} for you; there are {', '.join(facts.accounts)}"
+        text = f"it has no account {spec.slurm.account} for you; there are {some_of(facts.accounts)}"
         return Obstacle(field="slurm.account", text=text)
     if not facts.partitions:
         return _without_partitions(spec, facts)
@@ -48,7 +50,7 @@ def choose(spec: TaskSpec, facts: EndpointFacts) -> Choice | Obstacle:
     known = {partition.name: partition for partition in facts.partitions}
     for name in named_ones:
         if name not in known:
-            shown = ", ".join(p.name for p in facts.partitions if not p.is_hidden) or "none"
+            shown = some_of([p.name for p in facts.partitions if not p.is_hidden]) or "none"
             return Obstacle(field="slurm.partition", text=f"it has no partition {name}; there are {shown}")
     obstacles: dict[str, Obstacle] = {}
     fitting: list[Partition] = []
@@ -120,6 +122,13 @@ def gpus_of(gpus: Iterable[Gpu], wanted: str | None) -> int:
     return sum(gpu.count for gpu in gpus if wanted is None or is_gpu_model(gpu.model, wanted))
 
 
+def some_of(words: Sequence[str], separator: str = ", ") -> str:
+    """A list as people read it: not a thousand names."""
+    more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    return separator.join(words[:_MOST_NAMED]) + more
+
+
+@lru_cache(maxsize=20_000)
 def is_gpu_model(model: str, wanted: str) -> bool:
     """``H100`` names an "NVIDIA H100 80GB HBM3"; ``A100-80GB`` names an "NVIDIA A100-SXM4-80GB"."""
     have = set(re.split(r"[\s_/-]+", model.lower()))
@@ -194,7 +203,7 @@ def _explain(best: Partition, fitting: list[Partition], *, named: bool, lasts_s:
     if lasts_s is not None and (most_s is None or lasts_s < most_s):
         limit += f"{', of which' if limit else ','} this one gets {format_duration(lasts_s)}"
     others = [partition.name for partition in fitting if partition is not best]
-    also = f"; {', '.join(others)} would do as well" if others else ""
+    also = f"; {some_of(others)} would do as well" if others else ""
     return f"partition {best.name} has what it needs{limit}{also}"
 
 
@@ -214,9 +223,9 @@ def _sum_up(spec: TaskSpec, facts: EndpointFacts, obstacles: dict[str, Obstacle]
             for partition in facts.partitions
             if partition.is_up and partition.name in obstacles and partition.max_walltime_s is not None
         ]
-        text = f"no open partition allows so long a job ({', '.join(limits)}); a longer max_duration makes a chain"
+        text = f"no open partition allows so long a job ({some_of(limits)}); a longer max_duration makes a chain"
         return Obstacle(field="slurm.time", text=text)
-    text = "; ".join(obstacle.text for obstacle in obstacles.values())
+    text = some_of([obstacle.text for obstacle in obstacles.values()], "; ")
     return Obstacle(field=next(iter(obstacles.values())).field, text=text)
 
 
@@ -226,4 +235,4 @@ def _gpus_by_partition(facts: EndpointFacts) -> str:
         kinds = sorted({f"{gpu.model}:{gpu.count}" for group in partition.groups for gpu in group.gpus})
         if kinds and not partition.is_hidden and partition.is_up:
             shown.setdefault("/".join(kinds), []).append(partition.name)
-    return "; ".join(f"{kinds} in {', '.join(names)}" for kinds, names in shown.items()) or "no GPUs in any"
+    return some_of([f"{kinds} in {some_of(names)}" for kinds, names in shown.items()], "; ") or "no GPUs in any"

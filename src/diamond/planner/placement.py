@@ -10,6 +10,7 @@ from diamond.core.tasks import TaskSpec
 from diamond.planner.partitions import Choice, Obstacle, choose, gpus_of
 
 _GIB = 1024**3
+MOST_LOOKED_AT = 100_000  # partitions, groups of nodes, GPUs and features of all endpoints together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,20 @@ class Placement:
 
 def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
     """Choose among the endpoints that can run the task: online first, then the least doubtful, then those that have
-    what it needs, then free now, then the shortest queue."""
+    what it needs, then free now, then the shortest queue.
+
+    How much is looked at is bounded (`MOST_LOOKED_AT`): by amount and not by time, so that the same is always answered.
+    """
     obstacles: dict[str, Obstacle] = {}
     undecided: list[str] = []
     fitting: list[Candidate] = []
+    too_much = _too_much(spec, candidates)
     for candidate in candidates:
         if spec.resources.infra is not None and candidate.name != spec.resources.infra:
             obstacles[candidate.name] = Obstacle(field="resources.infra", text="the task names another endpoint")
+        elif candidate.name in too_much:
+            text = "all endpoints together list too many partitions to look through: name it with resources.infra"
+            obstacles[candidate.name] = Obstacle(field="resources.infra", text=text)
         elif obstacle := (find_obstacle(spec, candidate.facts) if candidate.facts else None) or candidate.obstacle:
             obstacles[candidate.name] = obstacle
         elif candidate.facts is None:
@@ -98,6 +106,27 @@ def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
         return Obstacle(field="secrets", text=text)
     choice = choose(spec, facts)
     return choice if isinstance(choice, Obstacle) else None
+
+
+def _too_much(spec: TaskSpec, candidates: Sequence[Candidate]) -> set[str]:
+    """Those that are not looked at. Small ones come first: what lists no end of things may have made them up."""
+    sizes = [(_size(c.facts), c.name) for c in candidates if spec.resources.infra in (None, c.name)]
+    left, found = MOST_LOOKED_AT, set()
+    for size, name in sorted(sizes):
+        left -= size
+        if left < 0:
+            found.add(name)
+    return found
+
+
+def _size(facts: EndpointFacts | None) -> int:
+    """How much there is to look at."""
+    if facts is None:
+        return 0
+    return 1 + sum(
+        1 + len(part.allow_accounts) + sum(1 + len(group.gpus) + len(group.features) for group in part.groups)
+        for part in facts.partitions
+    )
 
 
 def _gpu_shortage(facts: EndpointFacts, asked: str) -> str:

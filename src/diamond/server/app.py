@@ -32,7 +32,7 @@ from diamond.server.notifier import keep_audit_head, keep_notifying
 from diamond.server.open_streams import OpenStreams
 from diamond.server.prometheus import RequestMetrics, ServerMetrics
 from diamond.server.runtime import Runtime
-from diamond.server.services import collection, endpoints, image_copies, planning, pools, tasks
+from diamond.server.services import collection, endpoints, image_copies, kept, planning, pools, tasks
 from diamond.server.services.context import Context
 from diamond.server.services.shells import ShellLimits, ShellTable
 from diamond.server.settings import Settings
@@ -198,4 +198,9 @@ async def keep_sweeping(runtime: Runtime) -> None:
                 payloads = await run_in_threadpool(image_copies.sweep_payloads, runtime.ctx)
                 if payloads:
                     log.info("removed %d images' payloads that nobody fetched", payloads)
+            try:
+                if mended := await run_in_threadpool(kept.recount, runtime.ctx):
+                    log.info("counted anew what the logs and curves of %d jobs take", mended)
+            except Exception:
+                log.exception("counting what is stored failed; trying again tomorrow")
             await subscription.wait(_SWEEP_EVERY_S)

@@ -2,8 +2,8 @@
 
 The tar holds, in this order: manifest.json, tables/<name>.jsonl (one consistent snapshot), files of series/, streams/
 and blobs/, and end.json: a tar that was cut between two files looks whole. Files come after the tables and only ever
-grow, so each row's bytes are there. Curves come before the streams they are derived from, so that no curve is ahead of
-its stream.
+grow, or are replaced by what says the same in fewer bytes, so each row's bytes are there. Curves come before the
+streams they are derived from, so that no curve is ahead of its stream.
 Must not know what the tables mean: they are dumped and loaded as the database describes them.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ from diamond.server.main import open_database, server_lock
 from diamond.server.settings import Settings
 from diamond.server.store import db as db_module
 from diamond.server.store.db import Database
+from diamond.server.store.files import locked
+from diamond.server.store.streams import LOCK_NAME
 
 FORMAT = 2  # since 2 the end is marked
 _END = "end.json"
@@ -94,7 +97,7 @@ def backup(settings: Settings, target: Path, progress: Progress | None = None) -
                 with open(scratch / f"{name}.jsonl", "rb") as table:
                     _add(tar, f"tables/{name}.jsonl", table, os.fstat(table.fileno()).st_size)
             done = 0
-            for name, path, size in files:
+            for name, path, size in _as_they_are(data, files):
                 done += size
                 try:
                     with open(path, "rb") as file:
@@ -149,15 +152,33 @@ def _data_files(data: Path) -> Iterator[tuple[str, Path, int]]:
         root = data / folder
         for here, folders, names in os.walk(root):
             folders.sort()
-            # A curve's state before its records: records beyond what the state counts are ignored.
-            for name in sorted(names, key=lambda name: (name != "state.json", name)):
-                path = Path(here) / name
-                relative = path.relative_to(root).as_posix()
-                if name.endswith((".lock", ".tmp")) or path.is_symlink() or not path.is_file():
-                    continue
-                if folder == "blobs" and not _BLOB.fullmatch(relative):
-                    continue  # unfinished uploads
-                yield f"{folder}/{relative}", path, path.stat().st_size
+            yield from _worth_keeping(folder, root, Path(here), names)
+
+
+def _worth_keeping(folder: str, root: Path, here: Path, names: Iterable[str]) -> Iterator[tuple[str, Path, int]]:
+    # A curve's state before its records: records beyond what the state counts are ignored.
+    for name in sorted(names, key=lambda name: (name != "state.json", name)):
+        path = here / name
+        relative = path.relative_to(root).as_posix()
+        if name.endswith((".lock", ".tmp")) or path.is_symlink() or not path.is_file():
+            continue
+        if folder == "blobs" and not _BLOB.fullmatch(relative):
+            continue  # unfinished uploads
+        yield f"{folder}/{relative}", path, path.stat().st_size
+
+
+def _as_they_are(data: Path, files: Iterable[tuple[str, Path, int]]) -> Iterator[tuple[str, Path, int]]:
+    """The files, but for those of one job's curves what is there when it is their turn, held still meanwhile.
+
+    They belong together, and when curves are thinned others take their place.
+    """
+    for here, some in itertools.groupby(files, key=lambda file: file[1].parent):
+        if not here.is_relative_to(data / "series"):
+            yield from some
+            continue
+        with locked(f"{here}/{LOCK_NAME}", create=False) as held:
+            if held:
+                yield from _worth_keeping("series", data / "series", here, os.listdir(here))
 
 
 def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:

@@ -23,6 +23,8 @@ _MANIFESTS = ("/api/v1/bundles", "/api/v1/blobs/missing")
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _SHELLS = re.compile(r"/api/v1/(agent/)?shells/[^/]+/(input|output)")
 _REPORTS = "/api/v1/agent/reports"
+_HELLO = "/api/v1/agent/hello"
+MAX_HELLO_BYTES = 4 * 1024 * 1024  # of which no more than `core.bounds.MAX_ENTRIES` things are kept
 _ENROLMENT = (
     "/api/v1/enrolment",
     "/api/v1/logins",
@@ -55,6 +57,8 @@ class BodyLimit:
     def limit_for(self, path: str) -> int | None:
         if path == _REPORTS:
             return self._max_report_bytes
+        if path == _HELLO:
+            return MAX_HELLO_BYTES
         if path in _ENROLMENT:
             return MAX_ENROLMENT_BYTES
         if path in _MANIFESTS:

@@ -32,7 +32,7 @@ from diamond.server.hub import Hub
 from diamond.server.identity_providers import IdentityProviders
 from diamond.server.logs import configure_logging
 from diamond.server.services import bootstrap
-from diamond.server.services.allowances import Allowances
+from diamond.server.services.allowances import Allowances, Caps
 from diamond.server.services.context import Context
 from diamond.server.services.sealing import FILE_NAME, Keys
 from diamond.server.settings import Settings, load_settings
@@ -181,13 +181,14 @@ def make_context(settings: Settings, db: Database, hub: Hub) -> Context:
         home=settings.home_dir,
         db=db,
         streams=streams,
-        series=SeriesStore(root / "series", streams),
+        series=SeriesStore(root / "series", streams, cap_bytes=settings.curves_cap_bytes),
         blobs=BlobStore(root / "blobs"),
         hub=hub,
         epoch=db.epoch(),
         agent_token_s=settings.agent_token_days * 86_400.0,
         secret_keys=Keys(Path(settings.secret_key_file or root / FILE_NAME).expanduser(), settings.secret_key),
         identity=IdentityProviders(identity_file.load(settings) if settings.multi_user else None),
+        caps=Caps(output_bytes=settings.output_cap_bytes),
         allowances=Allowances(
             sessions=settings.sessions_per_user, tokens=settings.tokens_per_user, projects=settings.projects_per_user
         ),

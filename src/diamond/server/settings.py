@@ -164,6 +164,17 @@ class Settings(BaseSettings):
     log_segment_bytes: int = Field(
         default=8 * MIB, ge=64 * 1024, description="Size of the files a log is kept in; the cap drops whole files."
     )
+    curves_cap_bytes: int = Field(
+        default=64 * MIB,
+        ge=8 * MIB,
+        description="How much of one job's curves the server keeps, of what it logs and what is sampled together. "
+        "Beyond it older points are thinned out; the newest, and the first, smallest and largest of each curve, stay.",
+    )
+    output_cap_bytes: int = Field(
+        default=256 * 1024 * MIB,
+        ge=MIB,
+        description="How many bytes of files one job may bring to the server. What is more stays at the endpoint.",
+    )
     max_json_bytes: int = Field(
         default=8 * MIB, ge=1024, description="Largest request body of JSON; a larger one is answered with 413."
     )

@@ -118,7 +118,8 @@ def test_a_removed_task_leaves_no_bytes(world: World) -> None:
     job_id = world.end(task_id, {"model.bin": b"weights"})
     assert world.ctx.series.keys(job_id)
     usage.charge_ended(world.ctx)
-    assert world.stored() == len(b"program" + b"some data" + b"weights")
+    streams = world.ctx.streams.held_bytes(job_id)
+    assert world.stored() == len(b"program" + b"some data" + b"weights") + streams
     world.pass_days(30)
     assert world.collect() == NOTHING, "its task is there"
     world.remove(task_id)
@@ -265,11 +266,12 @@ def test_a_form_that_takes_over_files_counts_them(world: World, other_id: str, l
 def test_outputs_in_a_project_count_for_their_owner_once_removed(world: World, lab: Callable[..., None]) -> None:
     lab("alpha")
     task_id = world.launch(project="lab")
-    world.end(task_id, {"a": b"12345"})
+    job_id = world.end(task_id, {"a": b"12345"})
+    streams = world.ctx.streams.held_bytes(job_id)
     usage.charge_ended(world.ctx)
     with world.ctx.db.read() as session:
         project_id = session.scalars(sa.select(models.TaskRow.project_id)).one()
-        assert project_id and usage.stored(session, usage.of_project(project_id)) == 5
+        assert project_id and usage.stored(session, usage.of_project(project_id)) == 5 + streams > 5
     world.remove(task_id)
     with world.ctx.db.read() as session:
         assert usage.stored(session, usage.of_project(project_id)) == 0

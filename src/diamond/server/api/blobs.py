@@ -181,7 +181,7 @@ async def put_pack(request: Request, party: Party, server: Server) -> Response:
 def _check(ctx: Context, party: Identity, num_bytes: int, digests: list[str]) -> None:
     """Refuse bytes that a user has no room for, and those of an agent that has nothing to do."""
     if party.endpoint_id is not None:
-        agents.check_upload(ctx, party.endpoint_id)
+        agents.check_upload(ctx, party.endpoint_id, num_bytes, digests)
     quotas.check_upload(ctx, party.user_id, num_bytes, digests)
 
 

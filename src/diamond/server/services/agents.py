@@ -6,15 +6,17 @@ and answered as unknown.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, undefer
 
+from diamond.core import bounds
 from diamond.core.bundles import check_relative_path, is_digest
 from diamond.core.codec import decode, encode
 from diamond.core.endpoints import ONLINE_WITHIN_S
-from diamond.core.errors import Conflict, Forbidden, InvalidInput, ProtocolError, TooLarge
+from diamond.core.errors import Conflict, Forbidden, InvalidInput, ProtocolError, QuotaExceeded, TooLarge
 from diamond.core.faults import fault_point
 from diamond.core.images import ImageUse
 from diamond.core.pools import PoolPlace
@@ -22,6 +24,7 @@ from diamond.core.reasons import Reason
 from diamond.core.states import FINAL_JOB_STATES, Desired, JobState, TaskState, job_advances
 from diamond.core.tasks import Output, TaskSpec
 from diamond.core.wire import (
+    MAX_REPORTED,
     PROTOCOL,
     STREAMS,
     DesiredState,
@@ -37,12 +40,14 @@ from diamond.server.services import (
     chains,
     holdings,
     image_work,
+    kept,
     lifecycle,
     pilots,
     policies,
     pool_placing,
     presence,
     proofs,
+    quotas,
     snapshots,
     withdrawals,
 )
@@ -54,8 +59,6 @@ from diamond.server.store.series import SOURCES
 
 _FINAL = [state.value for state in FINAL_JOB_STATES]
 _MAX_DETAIL = 4000
-_MAX_OUTPUTS = 10_000
-_MAX_REPORTED_JOBS = 10_000
 _MAX_OUTPUT_BYTES = 2**50  # of one job; more would be no number that a database can add up
 _MAX_STATUS = 255  # of a process, and more than there are signals
 _LATEST = 4e9  # a Unix time after which no agent's clock is believed
@@ -77,6 +80,8 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
             f"the agent speaks protocol {message.protocol}, this server up to {PROTOCOL}",
             hint="update the server, or install the agent of the server's version",
         )
+    facts, cut = bounds.fitted(message.facts)
+    facts = replace(facts, cut=cut)
     with ctx.db.write() as session:
         row = presence.locked(session, endpoint_id)
         if row.instance not in (None, instance):
@@ -84,7 +89,7 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
         row.instance = instance or None
-        facts = policies.bounded(message.facts, ctx.clock())
+        facts = policies.bounded(facts, ctx.clock())
         policies.note_change(session, row, facts, ctx.clock())
         row.facts = encode(snapshots.with_last_known(facts, row.facts))
         presence.touch(ctx, session, row)
@@ -243,17 +248,41 @@ def _with_received(order: JobOrder, received: dict[str, int]) -> JobOrder:
     return JobOrder(**{**order.__dict__, "received": received})
 
 
-def check_upload(ctx: Context, endpoint_id: str) -> None:
+def check_upload(ctx: Context, endpoint_id: str, more_bytes: int = 0, digests: Collection[str] = ()) -> None:
     """What an agent brings are results of jobs it has in hand: without any, it has nothing to bring.
 
     Raises:
         Forbidden: it has none.
+        TooLarge: its jobs would bring more than `output_cap_bytes` each.
+        QuotaExceeded: all of them are of users or projects that have no room for it.
     """
     live = [JobRow.endpoint_id == endpoint_id, JobRow.state.not_in(_FINAL), JobRow.delivered_at.is_not(None)]
+    whose = sa.select(TaskRow.owner_id, TaskRow.project_id, sa.func.count(), sa.func.min(JobRow.created_at))
     with ctx.db.read() as session:
-        if session.scalars(sa.select(JobRow.id).where(*live).limit(1)).first() is None:
+        found = session.execute(
+            whose.join(TaskRow, TaskRow.id == JobRow.task_id)
+            .where(*live)
+            .group_by(TaskRow.owner_id, TaskRow.project_id)
+        ).all()
+        if not found:
             raise Forbidden(
                 "this endpoint has no live job whose results could be uploaded", hint="upload before the job's end"
+            )
+        if more_bytes <= 0:
+            return
+        since, num_jobs = min(row[3] for row in found), sum(row[2] for row in found)
+        brought = kept.brought_bytes(session, endpoint_id, since) + ctx.blobs.unfinished_bytes(endpoint_id, digests)
+        if brought + more_bytes > num_jobs * ctx.caps.output_bytes:
+            raise TooLarge(
+                f"the {num_jobs} live jobs here have brought {brought} bytes that are not yet counted as results; "
+                f"with these {more_bytes} it would be more than {ctx.caps.output_bytes} for each",
+                hint="the files stay at the endpoint; the operator can raise `output_cap_bytes`",
+            )
+        full = [quotas.over_storage(session, owner, project, brought + more_bytes) for owner, project, *_ in found]
+        if all(full):
+            raise QuotaExceeded(
+                f"{', '.join(sorted({who for some in full for who in some}))}: no storage is left for these results",
+                hint="the files stay at the endpoint; remove images or tasks that are no longer needed",
             )
 
 
@@ -262,15 +291,16 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     if message.epoch != ctx.epoch:
         return ReportAck(epoch=ctx.epoch)  # the agent sees the difference and introduces itself anew
     named = {item.job_id for item in message.jobs} | {item.job_id for item in message.streams}
-    if len(named) > _MAX_REPORTED_JOBS:
-        raise TooLarge(f"a report about {len(named)} jobs", hint=f"send at most {_MAX_REPORTED_JOBS} at a time")
+    for field, count in (("jobs", len(message.jobs)), ("streams", len(message.streams))):
+        if count > MAX_REPORTED:
+            raise TooLarge(f"has {count} entries", hint=f"send at most {MAX_REPORTED} at a time", field=field)
     own, task_of, told = _own_jobs(ctx, endpoint_id, named, instance)
     received = _store_streams(ctx, message.streams, own)
     fault_point("server.receiving")
     states = dict(own)
     topics: set[str] = set()
     news = tuple(item for item in message.jobs if item.job_id in own and not own[item.job_id].is_final)
-    usage = encode(message.usage) if message.usage is not None else None
+    usage = encode(bounds.fitted(message.usage)[0]) if message.usage is not None else None
     if news or (
         usage is not None and (told is None or usage != told.usage or presence.is_stale(ctx, told.last_seen_at))
     ):
@@ -323,6 +353,7 @@ def _store_streams(
     ctx: Context, chunks: tuple[StreamChunk, ...], own: dict[str, JobState]
 ) -> dict[str, dict[str, int]]:
     received: dict[str, dict[str, int]] = {}
+    heavy: set[str] = set()
     for chunk in chunks:
         if chunk.job_id not in own:
             continue
@@ -335,7 +366,11 @@ def _store_streams(
         size = ctx.streams.append(chunk.job_id, chunk.stream, chunk.offset, data)
         if chunk.stream in SOURCES:
             ctx.series.gather(chunk.job_id, chunk.stream, chunk.offset, size)
+        if kept.is_due(chunk.offset, size):
+            heavy.add(chunk.job_id)
         received.setdefault(chunk.job_id, {})[chunk.stream] = size
+    for job_id in heavy:
+        kept.weigh(ctx, job_id)
     return received
 
 
@@ -387,6 +422,7 @@ def _advance(ctx: Context, session: Session, task: TaskRow, job: JobRow, item: J
         job.reason = (item.reason or _DEFAULT_REASON[item.state]).value
         job.ended_at = job.ended_at or now
         proofs.note(session.get_one(EndpointRow, job.endpoint_id), task, job)
+        job.stream_bytes = kept.held_bytes(ctx, job.id)
         if newest:
             _keep_outputs(ctx, session, task, job, _brought(session, job.endpoint_id, _checked_outputs(item)))
     return chains.follow(ctx, session, task, job)
@@ -440,15 +476,18 @@ def _status(raw: int | None) -> int | None:
 
 def _checked_outputs(item: JobReport) -> list[Output]:
     """An agent is not believed about paths and digests: an entry that leads elsewhere is left out."""
-    kept: list[Output] = []
-    total = 0
-    for entry in item.outputs[:_MAX_OUTPUTS]:
+    checked: list[Output] = []
+    total = listed = 0
+    for entry in item.outputs[: kept.MAX_OUTPUTS]:
         try:
             normal = check_relative_path(entry.path, "output") == entry.path
         except InvalidInput:
             continue
         named = is_digest(f"sha256:{entry.sha256}") or not (entry.sha256 or entry.stored)
+        listed += len(entry.path.encode())
+        if listed > kept.MAX_LISTED_BYTES:
+            break
         if normal and named and 0 <= entry.size_bytes <= _MAX_OUTPUT_BYTES - total:
-            kept.append(entry)
+            checked.append(entry)
             total += entry.size_bytes
-    return kept
+    return checked

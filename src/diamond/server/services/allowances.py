@@ -19,6 +19,17 @@ class Allowances:
     projects: int = 100
 
 
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """How much the server keeps and takes, of one job or for one endpoint, where the stores do not see to it.
+
+    Attributes:
+        output_bytes: of files that one job brings.
+    """
+
+    output_bytes: int = 256 * 2**30
+
+
 def refusal(kind: type[DiamondError], have: str, setting: str, *, cure: str, field: str = "") -> DiamondError:
     """`have` says what there is too much of ("you have 200 tokens already"), `cure` what its user can do."""
     return kind(have, hint=f"{cure}; the operator can raise `{setting}` (DIAMOND_{setting.upper()})", field=field)

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from diamond.core.codec import decode
-from diamond.core.endpoints import EndpointFacts
 from diamond.core.ids import new_id
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState
@@ -45,7 +44,8 @@ def queue_ahead(ctx: Context, session: Session, task: TaskRow, job: JobRow) -> b
     if job.attempt != task.attempt or job.time_limit_s is None or job.place:  # in a pool, a round decides
         return False
     endpoint = session.get(EndpointRow, job.endpoint_id)
-    if endpoint is None or not endpoint.facts or not decode(EndpointFacts, endpoint.facts).queues_ahead:
+    facts = snapshots.facts_of(endpoint) if endpoint is not None else None
+    if endpoint is None or facts is None or not facts.queues_ahead:
         return False
     if not snapshots.usable(session, task.owner_id, task.project_id, [endpoint]):
         return False  # shared no more: the one that runs is the last

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from diamond.core.home import Home
 from diamond.server.identity_providers import IdentityProviders
-from diamond.server.services.allowances import Allowances
+from diamond.server.services.allowances import Allowances, Caps
 from diamond.server.services.sealing import FILE_NAME, Keys
 from diamond.server.services.throttling import Throttle
 from diamond.server.store.blobs import BlobStore
@@ -38,6 +38,7 @@ class Context:
     clock: Callable[[], float] = field(default=time.time)
     throttle: Throttle = field(default_factory=Throttle)
     identity: IdentityProviders = field(default_factory=IdentityProviders)
+    caps: Caps = field(default_factory=Caps)
     allowances: Allowances = field(default_factory=Allowances)
     agent_token_s: float = 30 * 86_400.0  # how long an agent's token works unless it is renewed
     secret_keys: Keys | None = None  # where the operator put them; None: beside the database

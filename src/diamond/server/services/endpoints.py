@@ -11,7 +11,7 @@ from sqlalchemy import exc
 from sqlalchemy.orm import Session, undefer
 
 from diamond.core.codec import decode
-from diamond.core.endpoints import Endpoint, EndpointFacts, EndpointUsage, QueueEntry
+from diamond.core.endpoints import Endpoint, EndpointUsage, QueueEntry
 from diamond.core.enrolment import ENDPOINT_NAME
 from diamond.core.errors import Conflict, InvalidInput, NotFound
 from diamond.core.ids import new_id
@@ -293,7 +293,7 @@ def to_endpoint(row: EndpointRow, now: float, state: enrolment.Access | None = N
         online=is_online(row.last_seen_at, now),
         created_at=row.created_at,
         last_seen_at=row.last_seen_at,
-        facts=decode(EndpointFacts, row.facts) if row.facts else None,
+        facts=snapshots.facts_of(row),
         usage=decode(EndpointUsage, row.usage) if row.usage else None,
         access=state.word if state else "",
         token_expires_at=state.until if state else None,

@@ -8,7 +8,7 @@ everybody else it is not here: they are asked to send it, as if nobody had. A bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def holder_of(party: Identity) -> str:
     return found
 
 
-def give(ctx: Context, holder: str, refs: Iterable[str]) -> set[str]:
+def give(ctx: Context, holder: str, refs: Iterable[str] | Mapping[str, int]) -> set[str]:
     """Note that a holder has sent these; which are new to it. Safe to repeat.
 
     What is new to a user counts for them (`usage.note_stored`), until it is collected (`collection`).
@@ -46,8 +46,12 @@ def give(ctx: Context, holder: str, refs: Iterable[str]) -> set[str]:
         return give_in(session, holder, refs, ctx.clock())
 
 
-def give_in(session: Session, holder: str, refs: Iterable[str], now: float) -> set[str]:
-    values = [{"holder": holder, "ref": ref, "created_at": now} for ref in sorted(set(refs))]
+def give_in(session: Session, holder: str, refs: Iterable[str] | Mapping[str, int], now: float) -> set[str]:
+    """As `give`. Where `refs` is a mapping, it says how large each of them is."""
+    sizes = refs if isinstance(refs, Mapping) else {}
+    values = [
+        {"holder": holder, "ref": ref, "created_at": now, "size_bytes": sizes.get(ref, 0)} for ref in sorted(set(refs))
+    ]
     insert: Any = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     given: set[str] = set()
     for first in range(0, len(values), _BATCH):

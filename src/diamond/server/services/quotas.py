@@ -176,8 +176,12 @@ def admit(ctx: Context, session: Session, user_id: str, project_id: str | None, 
             hours = _hours(ctx, session, bound)
             _check_hours(ctx, bound, hours, asked.gpu_hours)
             notes += _note(bound, "gpu_hours", "GPU-hours of this month", hours, asked.gpu_hours, limits.gpu_hours)
-        if spec.outputs and limits.storage_bytes is not None:
-            _check_room(bound, usage.stored(session, bound.whose), 0, "this task leaves outputs", field="outputs")
+        if limits.storage_bytes is not None:
+            stored = usage.stored(session, bound.whose)
+            if spec.outputs:
+                _check_room(bound, stored, 0, "this task leaves outputs", field="outputs")
+            elif stored > limits.storage_bytes:  # at the limit, what a task prints may still just pass it
+                _check_room(bound, stored, 0, "there is no room for what this task prints", field="")
     return tuple(notes)
 
 
@@ -297,6 +301,16 @@ def check_storage(
     for bound in bounds(session, user_id, project_id):
         if bound.limits.storage_bytes is not None:
             _check_room(bound, usage.stored(session, bound.whose), more_bytes, what, field=field)
+
+
+def over_storage(session: Session, user_id: str, project_id: str | None, more_bytes: int = 0) -> list[str]:
+    """Who of these, user or project, stores more than they may, or would with so many bytes more."""
+    return [
+        bound.who
+        for bound in bounds(session, user_id, project_id)
+        if bound.limits.storage_bytes is not None
+        and usage.stored(session, bound.whose) + more_bytes > bound.limits.storage_bytes
+    ]
 
 
 def check_upload(ctx: Context, user_id: str | None, more_bytes: int, digests: Collection[str]) -> None:

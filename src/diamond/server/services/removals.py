@@ -48,7 +48,7 @@ def remove(ctx: Context, user_id: str, task_id: str) -> None:
             )
         job_ids, name = [job.id for job in jobs], row.name
         named = json.dumps([row.spec, row.outputs])
-        _keep_counting(ctx, session, row, sum(job.stored_bytes for job in jobs))
+        _keep_counting(ctx, session, row, sum(job.stored_bytes + job.stream_bytes for job in jobs))
         for model in (JobRow, IdempotencyRow, EventRow):
             session.execute(
                 sa.delete(model).where(model.task_id == task_id), execution_options={"synchronize_session": False}
@@ -69,7 +69,8 @@ def remove(ctx: Context, user_id: str, task_id: str) -> None:
 
 def _keep_counting(ctx: Context, session: Session, row: TaskRow, counted: int) -> None:
     """Outputs counted as the task's, in its project; from now on they are files that its owner has here, as uploaded
-    ones are, and count until they are collected. Otherwise who removes tasks could fill the disk without end."""
+    ones are, and count until they are collected. Otherwise who removes tasks could fill the disk without end. Logs and
+    curves count no longer: they go at once."""
     now = ctx.clock()
     sizes = {digest: ctx.blobs.size(digest) for digest in collection.stored_outputs(row)}
     given = holdings.give_in(session, row.owner_id, sizes, now)

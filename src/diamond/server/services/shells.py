@@ -20,16 +20,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from diamond.core.codec import decode
 from diamond.core.durations import format_duration
-from diamond.core.endpoints import EndpointFacts
 from diamond.core.errors import Conflict, Forbidden, InvalidInput, NotFound, PolicyRefused, ProtocolError, Unavailable
 from diamond.core.ids import new_id
 from diamond.core.shells import NewShell, Shell, ShellEnd, ShellOrder
 from diamond.core.states import FINAL_JOB_STATES, JobState, TaskState
 from diamond.server.services import tasks
 from diamond.server.services.context import Context
-from diamond.server.services.snapshots import is_online
+from diamond.server.services.snapshots import facts_of, is_online
 from diamond.server.store.db import record_event
 from diamond.server.store.models import EndpointRow, JobRow, TaskRow, UserRow
 
@@ -285,7 +283,7 @@ def find_place(ctx: Context, user_id: str, task_id: str, asked: NewShell) -> Pla
         endpoint = session.get(EndpointRow, job.endpoint_id)
         owner = session.get(UserRow, user_id)
         assert endpoint is not None and owner is not None
-        facts = decode(EndpointFacts, endpoint.facts) if endpoint.facts else None
+        facts = facts_of(endpoint)
         if facts is not None and not facts.allows_shells:
             raise PolicyRefused(
                 f"endpoint {endpoint.name} allows no shells",

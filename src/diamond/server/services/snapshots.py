@@ -24,6 +24,9 @@ from diamond.server.store.models import EndpointRow, UserRow
 
 _SNAPSHOT = "endpoints"
 _USABLE = "usable endpoints"
+_MOST_DECODED = 1000
+# Facts by endpoint, as they lie in the database and decoded, which takes fifty times as long as to compare them.
+_DECODED: dict[str, tuple[dict[str, Any], EndpointFacts]] = {}
 
 
 def keep(session: Session) -> None:
@@ -160,13 +163,16 @@ def is_online(last_seen_at: float | None, now: float) -> bool:
 
 
 def facts_of(row: EndpointRow) -> EndpointFacts | None:
-    """What the row says of its endpoint; decoded once: a cluster's facts are long, and a batch has many tasks."""
+    """What the row says of its endpoint. Decoded once: a cluster's facts are long, and everybody asks for them."""
     if not row.facts:
         return None
-    known: tuple[object, EndpointFacts] | None = row.__dict__.get("_decoded_facts")
-    if known is None or known[0] is not row.facts:
+    known = _DECODED.get(row.id)
+    if known is None or (known[0] is not row.facts and known[0] != row.facts):
+        if len(_DECODED) >= _MOST_DECODED:
+            _DECODED.clear()
         known = (row.facts, decode(EndpointFacts, row.facts))
-        row.__dict__["_decoded_facts"] = known
+    # Noted again also where it was only equal: the next look in this transaction is at the very same.
+    _DECODED[row.id] = (row.facts, known[1])
     return known[1]
 
 

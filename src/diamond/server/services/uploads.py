@@ -77,5 +77,5 @@ def keep(ctx: Context, user_id: str, blobs: Mapping[str, bytes]) -> None:
     new = {digest for digest in blobs if not ctx.blobs.has(digest)}
     for digest, data in blobs.items():
         ctx.blobs.put_bytes(digest, data)
-    given = holdings.give(ctx, user_id, blobs)
+    given = holdings.give(ctx, user_id, {digest: len(data) for digest, data in blobs.items()})
     usage.note_stored(ctx, user_id, sum(len(blobs[digest]) for digest in given | new))

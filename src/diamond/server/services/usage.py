@@ -124,7 +124,7 @@ def stored(session: Session, whose: Whose) -> int:
     )
     counted = sa.select(sa.func.coalesce(sa.func.sum(UsageRow.stored_bytes), 0)).where(whose["usage"])
     uncounted = (
-        sa.select(sa.func.coalesce(sa.func.sum(JobRow.stored_bytes), 0))
+        sa.select(sa.func.coalesce(sa.func.sum(JobRow.stored_bytes + JobRow.stream_bytes), 0))
         .join(TaskRow, TaskRow.id == JobRow.task_id)
         .where(JobRow.charged_at.is_(None), whose["jobs"])
     )
@@ -174,8 +174,8 @@ def charge_ended(ctx: Context) -> int:
                     row = sums[user_id, project_id or "", day]
                     row[0] += seconds * job.num_nodes
                     row[1] += seconds * job.num_gpus
-                if job.stored_bytes:
-                    sums[user_id, project_id or "", day_of(now)][2] += job.stored_bytes
+                if job.stored_bytes or job.stream_bytes:
+                    sums[user_id, project_id or "", day_of(now)][2] += job.stored_bytes + job.stream_bytes
             session.flush()
             fault_point("server.charging")
             _add(session, sums)

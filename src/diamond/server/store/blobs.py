@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from diamond.core.errors import DigestMismatch
-from diamond.server.store.files import locked, storage_full, write_all
+from diamond.server.store.files import locked, storage_full, sync_folder, write_all
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _UPLOAD = re.compile(r"[0-9a-f]{64}(@\w+)?")
@@ -292,9 +292,9 @@ class BlobStore:
         with suppress(FileExistsError):
             os.mkdir(shard)
         os.rename(source, target)
-        _sync_folder(shard)
+        sync_folder(shard)
         # Always, not only after this mkdir: whoever made the folder may have been killed before this line.
-        _sync_folder(self._root)
+        sync_folder(self._root)
 
     def _forget_upload(self, partial: str) -> None:
         """Remove the partial file and, with it, the lock the caller holds: `locked` allows that."""
@@ -342,11 +342,3 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
             return list(entries)
     except FileNotFoundError:
         return []
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

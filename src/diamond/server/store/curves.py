@@ -35,6 +35,7 @@ class Curve:
         non_finite: samples that are NaN or infinite; they are in no point.
         first_non_finite_x: where the earliest recorded of them is.
         gaps: stretches of nothing but such samples, as (x of the first, x of the last); the first `MAX_GAPS`.
+        thinned: there were more samples once, of which older ones are no longer kept; `count` is of those that are.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Curve:
     non_finite: int = 0
     first_non_finite_x: float | None = None
     gaps: tuple[tuple[float, float], ...] = ()
+    thinned: bool = False
 
 
 def downsample(

@@ -72,3 +72,30 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def bytes_in(folder: str) -> int:
+    """How many bytes the files of a folder and the folders in it have; 0 if it does not exist."""
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        total += bytes_in(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+    except FileNotFoundError:
+        return 0
+    return total
+
+
+def sync_folder(path: str) -> None:
+    """Make names that were made, changed or removed in a folder outlast a power failure."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -202,6 +202,7 @@ class HoldingRow(Base):
     holder: Mapped[str] = mapped_column(primary_key=True)  # id of a user, or of an endpoint
     ref: Mapped[str] = mapped_column(primary_key=True)  # of a blob (sha256:…), or of a bundle of them (bundle:…)
     created_at: Mapped[float]
+    size_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")  # of what agents brought
     __table_args__ = (sa.Index(None, "ref"),)
 
 
@@ -282,6 +283,7 @@ class JobRow(Base):
     num_nodes: Mapped[int] = mapped_column(default=1, server_default="1")  # for quotas and fair shares
     num_gpus: Mapped[int] = mapped_column(default=0, server_default="0")  # on all nodes together
     stored_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")  # its outputs brought here
+    stream_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0, server_default="0")  # its log and curves here
     charged_at: Mapped[float | None]  # when what it used was added to `usage`, once
     image: Mapped[dict[str, Any] | None]  # what it runs in, as its endpoint was told
     place: Mapped[dict[str, Any] | None]  # where in a pool it runs, likewise

@@ -24,11 +24,12 @@ from pathlib import Path
 
 from diamond.core.ids import ID_PATTERN
 from diamond.core.wire import STREAMS
-from diamond.server.store.files import locked, storage_full, write_all
+from diamond.server.store.files import bytes_in, locked, storage_full, write_all
 
 MIB = 1024 * 1024
 LOCK_NAME = ".lock"
 _SUFFIX = ".seg"
+_SQUEEZED = "!squeezed"  # sorts before every segment
 _MAX_REMEMBERED = 20_000
 
 
@@ -66,8 +67,9 @@ class StreamStore:
     """Byte streams addressed by absolute offsets. Safe for any number of threads and processes.
 
     Every append is idempotent, and a process killed at any instruction leaves a prefix of what it was appending.
-    `log` is capped, and so is `train`, of which the newest counts; curves are rebuilt from the other two. All that use
-    one root must agree on `segment_bytes` while they do.
+    `log` is capped, and so is `train`, of which the newest counts. Of the other two, curves are made: whoever makes
+    them drops the lines that are no longer needed for it (`drop`). All that use one root must agree on `segment_bytes`
+    while they do.
     """
 
     def __init__(self, root: Path, *, segment_bytes: int = 8 * MIB, cap_bytes: int = 256 * MIB) -> None:
@@ -76,6 +78,8 @@ class StreamStore:
         self._root = str(root)
         self._segment_bytes = segment_bytes
         self._cap_bytes = {"log": cap_bytes, "train": 3 * segment_bytes}
+        # Smaller ones where the oldest are dropped all the time.
+        self._smaller = {stream: min(segment_bytes, MIB) for stream in ("metrics", "util")}
         self._newest: dict[str, int] = {}  # by folder: where its newest segment starts
 
     def append(self, job_id: str, stream: str, offset: int, data: bytes) -> int:
@@ -105,7 +109,7 @@ class StreamStore:
             if not starts:
                 with suppress(FileExistsError):
                     os.mkdir(folder)
-            size = self._extend(folder, starts, size, memoryview(data)[size - offset :])
+            size = self._extend(folder, starts, size, memoryview(data)[size - offset :], self._segment_of(stream))
             if size > (cap := self._cap_bytes.get(stream, size)):
                 _enforce_cap(folder, starts, size, cap)
             self._remember(folder, starts[-1])
@@ -123,11 +127,11 @@ class StreamStore:
         try:
             held = os.fstat(fd).st_size
             size, end = start + held, offset + len(data)
-            if held >= self._segment_bytes:
+            if held >= (segment_bytes := self._segment_of(stream)):
                 return None
             if offset > size or end <= size:
                 return size
-            if end > start + self._segment_bytes or end > self._cap_bytes.get(stream, end):
+            if end > start + segment_bytes or end > self._cap_bytes.get(stream, end):
                 return None
             try:
                 write_all(fd, memoryview(data)[size - offset :])
@@ -137,6 +141,12 @@ class StreamStore:
             return end
         finally:
             os.close(fd)
+
+    def _segment_of(self, stream: str) -> int:
+        return self._smaller.get(stream, self._segment_bytes)
+
+    def _segment_in(self, folder: str) -> int:
+        return self._segment_of(folder.rpartition("/")[2])
 
     def _remember(self, folder: str, start: int) -> None:
         if len(self._newest) >= _MAX_REMEMBERED:
@@ -158,12 +168,12 @@ class StreamStore:
     def _size(self, folder: str) -> int:
         if (start := self._newest.get(folder)) is not None:
             with suppress(FileNotFoundError):
-                if (held := os.stat(_segment(folder, start)).st_size) < self._segment_bytes:
+                if (held := os.stat(_segment(folder, start)).st_size) < self._segment_in(folder):
                     return start + held
         while True:
             try:
                 # Names sort like their offsets; every agent that connects asks for all its jobs, so only one is parsed.
-                newest = max(os.listdir(folder))
+                newest = max(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
             except (FileNotFoundError, ValueError):
                 return 0
             start = int(newest[: -len(_SUFFIX)])
@@ -225,7 +235,7 @@ class StreamStore:
             return None
         try:
             held = os.fstat(fd).st_size
-            if held >= self._segment_bytes:
+            if held >= self._segment_in(folder):
                 return None
             data = os.pread(fd, min(limit, held - (offset - start)), offset - start) if offset < start + held else b""
             return Slice(data, offset + len(data), 0, offset)
@@ -249,6 +259,42 @@ class StreamStore:
             position = piece.next_offset
         return Slice(b"".join(pieces), position, dropped, start)
 
+    def held_bytes(self, job_id: str, stream: str | None = None) -> int:
+        """What is held on disk, of one stream or of all: without what was dropped."""
+        job = job_folder(self._root, job_id)
+        return bytes_in(job if stream is None else f"{job}/{check_stream(stream)}")
+
+    def drop(self, job_id: str, stream: str, *, before: int, leave_bytes: int) -> None:
+        """Let go of the oldest bytes before an offset, as long as more than `leave_bytes` are held. Offsets stay.
+
+        Only whole segments go, and never the newest. Ascending, so that there is no hole among what is held.
+        """
+        job = job_folder(self._root, job_id)
+        folder = f"{job}/{check_stream(stream)}"
+        with locked(f"{job}/{LOCK_NAME}", create=False) as held:
+            starts = _starts(folder) if held else []
+            end = _end(folder, starts)
+            while len(starts) > 1 and starts[1] <= before and end - starts[0] > leave_bytes:
+                os.unlink(_segment(folder, starts.pop(0)))
+
+    def squeeze(self, job_id: str) -> None:
+        """Keep no more of a job's log than its first and its newest segment, and of its measures the newest.
+
+        Who reads the log is told that a storage quota is why.
+        """
+        job = job_folder(self._root, job_id)
+        with locked(f"{job}/{LOCK_NAME}", create=False) as held:
+            if not held:
+                return
+            for stream, kept in (("log", 1), ("train", 0)):
+                folder = f"{job}/{stream}"
+                starts = _starts(folder)
+                if stream == "log" and len(starts) > 2:
+                    with storage_full(f"the log of {job_id}"), open(f"{folder}/{_SQUEEZED}", "wb"):
+                        pass
+                for start in starts[kept:-1]:
+                    os.unlink(_segment(folder, start))
+
     def delete(self, job_id: str) -> bool:
         """Remove all streams of a job; whether there were any. Idempotent; works on a full disk; one that was
         interrupted is repeated."""
@@ -262,6 +308,8 @@ class StreamStore:
                 for start in reversed(_starts(folder)):
                     os.unlink(_segment(folder, start))
                 with suppress(FileNotFoundError):
+                    os.unlink(f"{folder}/{_SQUEEZED}")
+                with suppress(FileNotFoundError):
                     os.rmdir(folder)
             os.unlink(f"{job}/{LOCK_NAME}")
             # An append that came in since has its own lock file there by now, and keeps the folder.
@@ -269,14 +317,14 @@ class StreamStore:
                 os.rmdir(job)
         return True
 
-    def _extend(self, folder: str, starts: list[int], size: int, data: memoryview) -> int:
+    def _extend(self, folder: str, starts: list[int], size: int, data: memoryview, segment_bytes: int) -> int:
         """Write `data` at the end, adding new segments to `starts`; on an error, leave everything as it was."""
         old_size, old_segments = size, len(starts)
         try:
             while data:
-                if not starts or size - starts[-1] >= self._segment_bytes:
+                if not starts or size - starts[-1] >= segment_bytes:
                     starts.append(size)
-                piece = data[: self._segment_bytes - (size - starts[-1])]
+                piece = data[: segment_bytes - (size - starts[-1])]
                 fd = os.open(_segment(folder, starts[-1]), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 try:
                     write_all(fd, piece)
@@ -307,7 +355,8 @@ class StreamStore:
                 return None
             position = starts[index]
             if stream == "log":
-                pieces.append(self._marker(position - offset, starts[-1]))
+                is_squeezed = os.path.exists(f"{folder}/{_SQUEEZED}")
+                pieces.append(self._marker(position - offset, starts[-1], is_squeezed=is_squeezed))
         dropped = position - offset
         while limit > 0:
             piece = _read_segment(_segment(folder, starts[index]), position - starts[index], limit)
@@ -319,11 +368,13 @@ class StreamStore:
                 break
         return Slice(b"".join(pieces), position, dropped, offset)
 
-    def _marker(self, dropped: int, newest_start: int) -> bytes:
+    def _marker(self, dropped: int, newest_start: int, *, is_squeezed: bool = False) -> bytes:
         # Below the cap only a machine that lost power can have left a hole.
         cap = self._cap_bytes["log"]
         passed = newest_start + self._segment_bytes > cap
         why = f"this log passed the {_human(cap)} cap" if passed else "the server's machine went down"
+        if is_squeezed:
+            why = "the storage quota of its owner or project is used up (`diamond quota`)"
         return (
             f"\n[diamond: {_human(dropped, '.1f')} of log were dropped here: {why}. "
             "The complete file is in the job's run directory on the endpoint.]\n"
