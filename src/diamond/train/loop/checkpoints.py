@@ -28,7 +28,7 @@ class Checkpoints:
     """Of one run. All ranks call the same methods at the same step; only rank 0 decides when.
 
     Attributes:
-        saved_at: the step of the newest checkpoint; -1 after one that failed.
+        saved_at: up to which step all is in the newest checkpoint; -1 after one that failed.
         ran_s, failures: for how long the run was trained before this process, and how often that ended badly.
         more: gives what else to keep of what was measured.
     """
@@ -82,7 +82,8 @@ class Checkpoints:
 
     # ---- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, position: Mapping[str, float]) -> None:
+    def save(self, step: int, position: Mapping[str, float], *, is_last_word: bool = True) -> None:
+        """`is_last_word`: whether nothing of this step is still to come, as it is in the body of the loop."""
         self._last = time.monotonic()
         self._settle()
         own = packed(dice.state(self._device))
@@ -92,7 +93,7 @@ class Checkpoints:
         except OSError as error:
             self._say(f"cannot write to {self.saver.folder}: {error}; training goes on, and saving is tried again")
         else:
-            self.saved_at = step
+            self.saved_at = step if is_last_word else step - 1
 
     def save_and_wait(self, step: int, position: Mapping[str, float]) -> None:
         """For when nothing comes after it."""
@@ -141,7 +142,7 @@ class Checkpoints:
         if found is None:
             return None
         self._kept.check_same(found, self._say)
-        self._kept.load(found, self.saver)
+        self._kept.load(found, self.saver, self._say)
         self.saved_at = found.step
         self._remember(found)
         own: Path = found.path / f"rank-{rank}.pt"

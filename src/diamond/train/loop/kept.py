@@ -17,17 +17,20 @@ from torch.distributed.checkpoint.state_dict import (
 
 from diamond.train.errors import TrainError
 from diamond.train.loop import surroundings
+from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.saving import Found, Saver, read_part
 
 
 @dataclass
 class Kept:
-    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary."""
+    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary;
+    `buckets` is the order in which gradients are exchanged."""
 
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
     others: list[Any] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
+    buckets: Buckets | None = None
 
     def tensors(self) -> dict[str, Any]:
         """The large part, sharded as it is. It must not change until it is copied."""
@@ -47,7 +50,11 @@ class Kept:
 
     def small(self) -> dict[str, Any]:
         """The rest, the same on every rank."""
-        return {"state": self.own, "others": [one.state_dict() for one in self.others]}
+        return {
+            "state": self.own,
+            "others": [one.state_dict() for one in self.others],
+            "buckets": self.buckets.order if self.buckets is not None else None,
+        }
 
     def shapes(self) -> dict[str, list[int]]:
         assert self.model is not None
@@ -61,8 +68,12 @@ class Kept:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer] if self.optimizer is not None else []
 
-    def load(self, found: Found, saver: Saver) -> None:
+    def load(self, found: Found, saver: Saver, say: Callable[[str], None]) -> None:
         assert self.model is not None
+        small = read_part(found.path / "common.pt")
+        order = small.get("buckets")  # checkpoints of earlier versions have none
+        if order is not None and self.buckets is not None and not self.buckets.arrange(order):
+            say("gradients are exchanged in another order than before: losses may differ in the last bits")
         state = self.tensors()
         saver.load(found, state)
         own = self._keeps_itself()
@@ -73,7 +84,6 @@ class Kept:
             set_state_dict(
                 self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-        small = read_part(found.path / "common.pt")
         self.own.clear()
         self.own.update(small["state"])
         for one, known in zip(self.others, small["others"], strict=True):

@@ -208,10 +208,12 @@ class Saver:
         text = json.dumps({"version": 1, "step": step, "world": self._world, "meta": meta, "files": files})
         _write(target / MANIFEST, text.encode())
         final = self.folder / f"step-{step:09}"
-        if final.exists():  # of an earlier run that came as far, and from which this one did not go on
-            shutil.rmtree(final)
+        aside = final.with_name(f"{final.name}.before{_UNFINISHED}")
+        if final.exists():  # of an earlier run that came as far, or of this one: saved in the midst of a turn
+            os.replace(final, aside)
         os.replace(target, final)
         _sync_folder(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
         self.on_safe()
         for old in self.listed()[self._keep :]:
             shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,69 @@
+"""What makes going on hard: a run that was killed is to the last bit the one that never was, and the one without
+Diamond."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.served import Served
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+WORLDS = [1, 2, 3]
+
+
+class Trainer(Served):
+    """Runs trainings one after the other; the lives of each end as they are meant to."""
+
+    def __call__(self, folder: Path, world: int, until: int, **given: Any) -> str:
+        told = self.tried(folder, world, until, **given)
+        wanted = [[0 if life is None else -signal.SIGKILL] * world for life in given.get("lives", [None])]
+        assert told["ends"] == wanted + [[0] * world] * bool(given.get("plain")), told["said"][-3000:]
+        said: str = told["said"]
+        return said
+
+    def tried(self, folder: Path, world: int, until: int, **given: Any) -> dict[str, Any]:
+        return self.ask(folder=str(folder), world=world, until=until, **given)
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Trainer]:
+    program = Trainer("exact")
+    yield program
+    program.close()
+
+
+def steps(folder: Path, rank: int, name: str = "rank") -> dict[int, list[Any]]:
+    """The last life in which each step was done."""
+    return {step: rest for step, *rest in map(json.loads, (folder / f"{name}-{rank}").read_text().splitlines())}
+
+
+def check_exact(train: Trainer, folder: Path, world: int, until: int, lives: list[int | None], **given: Any) -> Path:
+    """Killed, not killed and without Diamond: the same. Returns the folder of the run that was killed."""
+    train(folder / "calm", world, until, plain=True, **given)
+    train(folder / "wild", world, until, lives=lives, **given)
+    for rank in range(world):
+        calm, wild = steps(folder / "calm", rank), steps(folder / "wild", rank)
+        assert len(calm) == until
+        assert wild == calm, "the same losses to the last bit, the same evaluations, the same samples"
+        assert steps(folder / "calm", rank, "plain") == calm, "and the same without Diamond"
+        assert (folder / "wild" / f"weights-{rank}").read_text() == (folder / "calm" / f"weights-{rank}").read_text()
+    return folder / "wild"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_save_in_the_body_of_the_loop_replays_nothing(train: Trainer, world: int, tmp_path: Path) -> None:
+    saves = {"5": "after step", "9": "before backward"}
+    wild = check_exact(train, tmp_path, world, 12, [6, 10, None], saves=saves)
+    begun = [json.loads(line)[0] for line in (wild / "rank-0").read_text().splitlines()]
+    assert begun == [*range(1, 7), *range(6, 11), *range(10, 13)]
+
+
+def test_three_ranks_round_their_gradients_alike(train: Trainer, tmp_path: Path) -> None:
+    """Past probes (steps 8 and 16), and killed before and after one."""
+    check_exact(train, tmp_path, 3, 20, [4, 7, 15, None], run={"save_every_s": 0.0})
