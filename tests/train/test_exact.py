@@ -67,3 +67,17 @@ def test_a_save_in_the_body_of_the_loop_replays_nothing(train: Trainer, world: i
 def test_three_ranks_round_their_gradients_alike(train: Trainer, tmp_path: Path) -> None:
     """Past probes (steps 8 and 16), and killed before and after one."""
     check_exact(train, tmp_path, 3, 20, [4, 7, 15, None], run={"save_every_s": 0.0})
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_running_statistics_come_back_to_each_rank(train: Trainer, world: int, tmp_path: Path) -> None:
+    check_exact(train, tmp_path, world, 10, [3, 7, None], norm=True, run={"save_every_s": 0.0})
+
+
+def test_running_statistics_are_rank_0s_for_another_number_of_ranks(train: Trainer, tmp_path: Path) -> None:
+    train(tmp_path, 3, 4, norm=True)
+    was = steps(tmp_path, 0)[4][1]
+    assert len({steps(tmp_path, rank)[4][1] for rank in range(3)}) == 3, "each has its own"
+    train(tmp_path, 2, 4, norm=True)
+    for rank in range(2):
+        assert (tmp_path / f"judged-{rank}").read_text() == was

@@ -86,10 +86,10 @@ class Checkpoints:
         """`is_last_word`: whether nothing of this step is still to come, as it is in the body of the loop."""
         self._last = time.monotonic()
         self._settle()
-        own = packed(dice.state(self._device))
+        own = packed({**dice.state(self._device), "buffers": self._kept.of_rank()})
         common = packed(self._kept.small(), "run.state or an object of prepare()")
         try:
-            self.saver.save(step, self._kept.tensors(), own, common, self._meta(step, position))
+            self.saver.save(step, self._kept.tensors(rank=self.saver.rank), own, common, self._meta(step, position))
         except OSError as error:
             self._say(f"cannot write to {self.saver.folder}: {error}; training goes on, and saving is tried again")
         else:
@@ -147,7 +147,9 @@ class Checkpoints:
         self._remember(found)
         own: Path = found.path / f"rank-{rank}.pt"
         if found.world == world:
-            dice.restore(read_part(own), self._device)
+            kept = read_part(own)
+            dice.restore(kept, self._device)
+            self._kept.load_of_rank(kept.get("buffers", {}))  # checkpoints of earlier versions have none
         else:  # another number of ranks: what each drew is nobody's now
             dice.seed_all(self._seed, rank, found.step)
         self._say(f"going on from {found.path} (step {found.step})")

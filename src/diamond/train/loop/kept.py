@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from diamond.train.errors import TrainError
 from diamond.train.loop import surroundings
@@ -24,16 +25,23 @@ from diamond.train.loop.saving import Found, Saver, read_part
 @dataclass
 class Kept:
     """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary;
-    `buckets` is the order in which gradients are exchanged."""
+    `buckets` is the order in which gradients are exchanged.
+
+    Parameters are the same on every rank, or each rank's shards. Buffers are not: every rank has running statistics
+    (BatchNorm) of its own batches. A checkpoint holds rank 0's, as DDP goes by them, and each rank's own beside them.
+    """
 
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
     others: list[Any] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
     buckets: Buckets | None = None
+    _before: dict[str, torch.Tensor] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
 
-    def tensors(self) -> dict[str, Any]:
-        """The large part, sharded as it is. It must not change until it is copied."""
+    def tensors(self, *, rank: int = 0) -> dict[str, Any]:
+        """The large part, sharded as it is. It must not change until it is copied. Without buffers for ranks other than
+        0: of several that say what something is, nobody knows which is written."""
         assert self.model is not None
         own = self._keeps_itself()
         if own is not None:
@@ -45,6 +53,7 @@ class Kept:
         kept = {
             name: value if name in learnt or not isinstance(value, torch.Tensor) else value.clone()
             for name, value in model.items()
+            if rank == 0 or name in learnt or not isinstance(value, torch.Tensor)
         }
         return {"model": kept, "optimizer": optimizer}
 
@@ -59,6 +68,37 @@ class Kept:
     def shapes(self) -> dict[str, list[int]]:
         assert self.model is not None
         return {name.removeprefix("module."): list(one.shape) for name, one in self.model.named_parameters()}
+
+    # ---- buffers -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The model is ready, and nothing was loaded yet: buffers that are never changed (masks, tables of positions)
+        are the same on every rank, and are not kept for each."""
+        self._before = {name: one.clone() for name, one in self._buffers().items()}
+
+    def of_rank(self) -> dict[str, torch.Tensor]:
+        """The buffers that this rank has changed, copied."""
+        now = self._buffers()
+        self._changed |= {
+            name for name, one in now.items() if name not in self._changed and not _same(one, self._before.get(name))
+        }
+        return {name: one.detach().cpu().clone() for name, one in now.items() if name in self._changed}
+
+    def load_of_rank(self, known: dict[str, torch.Tensor]) -> None:
+        """What `of_rank` gave, over what was loaded for all."""
+        now = self._buffers()
+        with torch.no_grad():
+            for name, value in known.items():
+                if name in now:
+                    now[name].copy_(value)
+        self._changed |= set(known)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Those that belong into a checkpoint."""
+        assert self.model is not None
+        inner = getattr(self.model, "module", self.model) if isinstance(self.model, DDP) else self.model
+        kept = inner.state_dict().keys()
+        return {name: one for name, one in inner.named_buffers() if name in kept}
 
     def _keeps_itself(self) -> Any:
         """The optimizer, where it has more than torch knows to save and says itself how (diamond.optim.KFAC does)."""
@@ -111,3 +151,7 @@ class Kept:
             )
         if found.meta["code"] != surroundings.code_hash():
             say(f"the script has changed since {found.path} was written")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and torch.equal(one, other)

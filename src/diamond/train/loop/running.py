@@ -248,6 +248,7 @@ class Run:
                     hint="it takes a model, an optimizer, DataLoaders, and objects with state_dict and load_state_dict",
                 )
         self._kept.model = model
+        self._kept.begin()
         self._growing.begin(self._batches, self._kept.optimizer)
         assert self._control is not None
         self._kept.buckets = Buckets(model, self._control.all_agree)

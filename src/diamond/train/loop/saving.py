@@ -64,7 +64,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, rank: int, world: int, group: Any, store: Any, keep: int, cuda: bool) -> None:
         self.folder = folder
-        self._rank, self._world, self._group, self._store, self._keep = rank, world, group, store, keep
+        self.rank, self._world, self._group, self._store, self._keep = rank, world, group, store, keep
         self._copies: dict[str, Any] | None = None  # on the host; made once and used again
         self._stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
         self._staged = threading.Event()
@@ -117,7 +117,7 @@ class Saver:
     def annotate(self, step: int, more: dict[str, Any]) -> None:
         """Add to what a checkpoint that is safe says about itself. If that fails, it is as it was."""
         path = self.folder / f"step-{step:09}" / MANIFEST
-        if self._rank == 0:
+        if self.rank == 0:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 said = json.loads(path.read_text())
                 said["meta"].update(more)
@@ -150,8 +150,8 @@ class Saver:
             state_dict_saver.save(
                 copies, checkpoint_id=target / "state", process_group=self._group, no_dist=self._world == 1
             )
-            _write(target / f"rank-{self._rank}.pt", own)
-            if self._rank == 0:
+            _write(target / f"rank-{self.rank}.pt", own)
+            if self.rank == 0:
                 _write(target / "common.pt", common)
             mine = {
                 str(path.relative_to(target)): _measured(path)
@@ -163,7 +163,7 @@ class Saver:
             shutil.rmtree(target, ignore_errors=True)
             raise SaveFailed(_why(error)) from error
         self._tell(step, {"files": mine})
-        if self._rank == 0:
+        if self.rank == 0:
             self._commit(target, step, mine, meta)
         self.took_s.append(time.monotonic() - began)
 
@@ -184,15 +184,15 @@ class Saver:
     def _is_mine(self, path: Path) -> bool:
         name = path.name
         if name.endswith(".distcp"):
-            return name.startswith(f"__{self._rank}_")
-        return name == f"rank-{self._rank}.pt" or (self._rank == 0 and not name.startswith("rank-"))
+            return name.startswith(f"__{self.rank}_")
+        return name == f"rank-{self.rank}.pt" or (self.rank == 0 and not name.startswith("rank-"))
 
     def _key(self, step: int, rank: int) -> str:
         return f"diamond/saved/{step}/{rank}"
 
     def _tell(self, step: int, said: dict[str, Any]) -> None:
-        if self._world > 1 and self._rank != 0:
-            self._store.set(self._key(step, self._rank), json.dumps(said))
+        if self._world > 1 and self.rank != 0:
+            self._store.set(self._key(step, self.rank), json.dumps(said))
 
     def _commit(self, target: Path, step: int, files: dict[str, Any], meta: dict[str, Any]) -> None:
         others = [self._key(step, rank) for rank in range(1, self._world)]
@@ -276,7 +276,7 @@ class Saver:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return None, f"{MANIFEST}: {error}"
         for at, (name, wanted) in enumerate(sorted(found.files.items())):
-            if at % self._world == self._rank:
+            if at % self._world == self.rank:
                 try:
                     if _measured(path / name) != wanted:
                         return found, f"{name} is not what was written"
