@@ -41,6 +41,8 @@ class Case:
 
     Attributes:
         saves: steps in whose turn `run.save()` is called, and where in it.
+        poison: the step after which weights are not numbers: the last rank's, or `everywhere`.
+        fails: the step in whose turn the script fails by an error of its own.
     """
 
     folder: str
@@ -54,6 +56,9 @@ class Case:
     norm: bool = False
     dropout: bool = True
     saves: dict[str, str] = field(default_factory=dict)
+    poison: int | None = None
+    everywhere: bool = False
+    fails: int | None = None
     run: dict[str, Any] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
@@ -131,6 +136,10 @@ def train(case: Case, life: int, rank: int) -> None:
                 loss = error_of(model, values, target)
                 run.backward(loss)
                 run.step()
+                if run.step_number == case.fails:
+                    raise ValueError("the script fails")
+                if run.step_number == case.poison and (case.everywhere or rank == case.world - 1):
+                    torch.nn.init.constant_(next(model.parameters()), float("nan"))
                 if saves == "after step":
                     run.save()
                 told = [float(loss.detach()).hex(), judged(model), loader.epoch, index.tolist(), values.tolist()]

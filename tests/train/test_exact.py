@@ -81,3 +81,44 @@ def test_running_statistics_are_rank_0s_for_another_number_of_ranks(train: Train
     train(tmp_path, 2, 4, norm=True)
     for rank in range(2):
         assert (tmp_path / f"judged-{rank}").read_text() == was
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_weights_that_are_no_numbers_are_not_sealed(train: Trainer, world: int, tmp_path: Path) -> None:
+    """The loss was one still when they were to be saved. From what is there, the run goes on."""
+    saves = {"3": "after step", "6": "after step"}
+    told = train.tried(tmp_path / "run", world, 8, saves=saves, poison=6)
+    assert told["ends"] == [[1] * world]
+    assert "the weights are not numbers any more, after step 6" in told["said"]
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-000000003"]
+    assert "step-000000003 (step 3)" in train(tmp_path / "run", world, 8)
+    train(tmp_path / "calm", world, 8, plain=True)
+    for rank in range(world):
+        assert (
+            steps(tmp_path / "run", rank) == steps(tmp_path / "calm", rank) == steps(tmp_path / "calm", rank, "plain")
+        )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_start_that_fails_at_once_is_followed_by_one_from_further_back(
+    train: Trainer, world: int, tmp_path: Path
+) -> None:
+    """Also where weights that are no numbers were saved, by an earlier version or on purpose."""
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    saves = {"3": "after step", "6": "after step"}
+    train(run, world, 6, saves=saves, lives=[6])
+    assert train.tried(run, world, 9, fails=8)["ends"] == [[1] * world]
+    said = train.tried(run, world, 9, fails=5)["said"]
+    assert "step-000000006 failed before it saved anything; going back to the one before it" in said
+    assert f"going on from {checkpoints / 'step-000000003'} (step 3)" in said
+    again = train.tried(run, world, 9, fails=8)["said"]
+    assert "failed at once; going on from the newest again" in again and "step-000000006 (step 6)" in again
+
+    poisoned = {"4": "after step", "5": "after step"}
+    given = {"saves": poisoned, "poison": 5, "everywhere": True, "run": {"check_loss": False}}
+    train(tmp_path / "nan", world, 5, lives=[5], **given)
+    said = train(tmp_path / "nan", world, 7)
+    assert "step-000000005 are not numbers; going back" in said and "step-000000004 (step 4)" in said
+    names = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
+    assert names == ["step-000000004", "step-000000007"], "and the bad one is gone"

@@ -78,6 +78,8 @@ class Buckets:
         if self._model is None:  # another job may have copies again
             self.order = list(order)
             return True
+        if self.order is not None:  # it is done only once
+            return self.order == list(order)
         named = {name: one for one, name in self._names.items()}
         if not self._agree(bool(order) and sorted(order) == sorted(named)):
             return False

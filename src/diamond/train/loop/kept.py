@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 from diamond.train.errors import TrainError
 from diamond.train.loop import surroundings
@@ -69,6 +72,19 @@ class Kept:
         assert self.model is not None
         return {name.removeprefix("module."): list(one.shape) for name, one in self.model.named_parameters()}
 
+    def are_numbers(self) -> bool:
+        """Whether all of the weights here are finite, and what BatchNorm counts. The device is asked once."""
+        assert self.model is not None
+        parts = [one.to_local() if isinstance(one, DTensor) else one for one in self.model.parameters()]
+        for part in self.model.modules():
+            if isinstance(part, _NormBase):
+                parts += [one for one in (part.running_mean, part.running_var) if one is not None]
+        parts = [one.detach() for one in parts if one.numel() and (one.is_floating_point() or one.is_complex())]
+        if not parts:
+            return True
+        largest = torch._foreach_norm(parts, math.inf)
+        return bool(torch.stack([one.double() for one in largest]).isfinite().all())
+
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -96,7 +112,9 @@ class Kept:
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Those that belong into a checkpoint."""
         assert self.model is not None
-        inner = getattr(self.model, "module", self.model) if isinstance(self.model, DDP) else self.model
+        inner = (
+            getattr(self.model, "module", self.model) if isinstance(self.model, DistributedDataParallel) else self.model
+        )
         kept = inner.state_dict().keys()
         return {name: one for name, one in inner.named_buffers() if name in kept}
 

@@ -180,8 +180,9 @@ class Run:
         if self.is_main:
             saver.begin()
         self._checkpoints = Checkpoints(
-            saver, self._kept, device=self.device, seed=self._seed, every_s=self._save_every_s, say=self.say
-        )
+            saver, self._kept, self._control, device=self.device, seed=self._seed, every_s=self._save_every_s,
+            checks=self._check_loss, say=self.say,
+        )  # fmt: skip
         self._checkpoints.more = self._measuring.state
         dice.seed_all(self._seed, self.rank, self.step_number)
         self._ending.listen()
@@ -194,6 +195,8 @@ class Run:
         if error is not None and kind is not Continued and self.world > 1:
             parallel.leave_if_peer_lost(error, self._cohort)
         assert self._checkpoints is not None and self._control is not None
+        if isinstance(error, Exception) and not (self.world > 1 and parallel.is_peer_lost(error)):
+            self._checkpoints.failed()
         if kind is None and self._kept.model is not None:
             self._checkpoints.save_and_wait(self.step_number, self._position())
         if kind is None or kind is Continued:
@@ -303,6 +306,8 @@ class Run:
         if end.is_reached(self.step_number, loader.seen):
             self.say("nothing is left to do: the loop ends at once")
         self._measuring.opens(loader, end, self.step_number)
+        assert self._checkpoints is not None
+        self._checkpoints.begins()
         while not end.is_reached(self.step_number, loader.seen):
             began_at = self.step_number
             for piece in loader.pieces(end.left(loader.seen)):
@@ -471,8 +476,9 @@ class Run:
     def _go_on(self) -> None:
         assert self._checkpoints is not None and self._control is not None
         if not self._resume:
+            self._checkpoints.anew()
             return
-        found = self._checkpoints.resume(self._control, rank=self.rank, world=self.world)
+        found = self._checkpoints.resume(rank=self.rank, world=self.world)
         if found is None:
             return
         self._cohort.saved()
