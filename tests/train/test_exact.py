@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from tests.train.exact import Known
 from tests.train.served import Served
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
 WORLDS = [1, 2, 3]
 
 
@@ -122,3 +124,26 @@ def test_a_start_that_fails_at_once_is_followed_by_one_from_further_back(
     assert "step-000000005 are not numbers; going back" in said and "step-000000004 (step 4)" in said
     names = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
     assert names == ["step-000000004", "step-000000007"], "and the bad one is gone"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_generator_is_read_on(train: Trainer, world: int, tmp_path: Path) -> None:
+    """Its body shuffles and augments while it is read. With workers, too, which nobody knows the parts of."""
+    given = {"data": "generated", "samples": 24, "run": {"save_every_s": 0.0}}
+    wild = check_exact(train, tmp_path, world, 12, [4, 9, None], workers=2 if world == 2 else 0, **given)
+    seen: dict[int, list[int]] = {}
+    values: dict[tuple[int, int], list[float]] = {}
+    for rank in range(world):
+        for _, _, epoch, samples, given_values in steps(wild, rank).values():
+            seen.setdefault(epoch, []).extend(samples)
+            values |= {(epoch, index): one for index, one in zip(samples, given_values, strict=True)}
+    assert len(seen) == 2 * world, "whole epochs"
+    assert all(sorted(samples) == list(range(24)) for samples in seen.values()), "each sample once an epoch"
+    orders = {tuple(samples) for samples in seen.values()}
+    assert len(orders) == 2 * world, "in another order each time"
+    known = Known(24)
+    noise = {
+        tuple(round(a - b, 5) for a, b in zip(one, known[at][1].tolist(), strict=True))
+        for (_, at), one in values.items()
+    }
+    assert len(noise) == len(values), "augmented in another way each time"
