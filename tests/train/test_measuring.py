@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import diamond.train as dt  # noqa: E402
 from diamond.train import measures  # noqa: E402
 from diamond.train.loop import measuring, parallel  # noqa: E402
+from diamond.train.loop.buckets import together  # noqa: E402
 from diamond.train.loop.measuring import PARTS, Told, slowest, split  # noqa: E402
-from diamond.train.loop.probing import _BUCKET_BYTES, _buckets, is_probe  # noqa: E402
+from diamond.train.loop.probing import is_probe  # noqa: E402
 from tests.train.served import Measured  # noqa: E402
 from tests.train.test_running import things, turns  # noqa: E402
 
@@ -50,10 +51,11 @@ def test_who_is_slow() -> None:
 
 
 def test_buckets_are_of_a_kind() -> None:
-    large = torch.empty(_BUCKET_BYTES // 4 + 1)
+    mib = 2**20
+    large = torch.empty(mib)
     grads = [torch.empty(3), torch.empty(2, dtype=torch.float64), large, torch.empty(5), torch.empty(1)]
-    sizes = [[one.numel() for one in bucket] for bucket in _buckets(grads)]
-    assert sorted(sizes) == sorted([[3], [large.numel()], [5, 1], [2]])
+    sizes = [[one.numel() for one in bucket] for bucket in together(grads, 2 * mib)]
+    assert sorted(sizes) == sorted([[3, large.numel()], [5, 1], [2]])
 
 
 # ---- real runs -------------------------------------------------------------------------------------------------------

@@ -105,6 +105,26 @@ def test_what_else_is_kept(tmp_path: Path) -> None:
     assert float(run.state["best"]) == 6.0
 
 
+def test_what_follows_a_save_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    for until in (2, 3):
+        with dt.run(checkpoints=tmp_path) as run:
+            model, _, loader = run.prepare(*things())
+            assert run.state.get("turns", 0) == {2: 0, 3: 2}[until], "what came after the save, too"
+            for _ in turns(run, model, loader, until):
+                run.save()
+                run.state["turns"] = run.step_number
+    assert run.state["turns"] == 3
+    with dt.run(checkpoints=tmp_path) as run:
+        model, _, loader = run.prepare(*things())
+        assert (run.state["turns"], run.samples) == (3, 10)
+        for _ in turns(run, model, loader, 6):
+            if run.step_number == 4:
+                break
+    with dt.run(checkpoints=tmp_path) as run:
+        model, _, loader = run.prepare(*things())
+        assert next(turns(run, model, loader, 6))[0] == [4, 5, 6, 7], "a loop that was left replays nothing either"
+
+
 def test_a_damaged_one_is_not_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, 3)
     trained(tmp_path, 5)

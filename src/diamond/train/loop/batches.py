@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from diamond.train.errors import TrainError
-from diamond.train.loop.dice import seeded, undisturbed
+from diamond.train.loop.dice import Apart, seeded, undisturbed
 from diamond.train.order import MIX, Micro, Shuffle, micro_batches
 from diamond.train.scaling import BatchSize
 
@@ -161,24 +161,24 @@ class Batches:
 
     def _streamed(self, most: int) -> Iterator[Piece]:
         """Every rank reads the whole stream and takes its part: the only way that keeps all of a stream whose parts
-        nobody knows, whatever the number of ranks."""
-        collate = self._loader.collate_fn
-        with undisturbed(), seeded(self._seed, self.epoch, 0):
-            stream = iter(self._loader.dataset)
+        nobody knows, whatever the number of ranks. All throw the same dice while they read, so it is the same."""
+        dice, collate = Apart(self._seed, self.epoch), self._loader.collate_fn
         begin = self.taken
         stop = begin + most
-        with undisturbed():
+        with dice.in_use():
+            stream = iter(self._loader.dataset)
             for _ in itertools.islice(stream, begin):
                 pass
         while begin < stop:
-            with undisturbed():
+            with dice.in_use():
                 step = list(itertools.islice(stream, self.global_batch))
             if not step or (self._drop_last and len(step) < self.global_batch):
                 return
             step = step[: stop - begin]
             micros = self._dealt(begin, begin + len(step))
             for at, micro in enumerate(micros):
-                batch = collate(step[micro.begin - begin : micro.end - begin])
+                with undisturbed(), seeded(self._seed, self.epoch, micro.begin):  # each rank puts together its own
+                    batch = collate(step[micro.begin - begin : micro.end - begin])
                 yield Piece(batch, micro.weight, at == len(micros) - 1, len(step))
             begin += len(step)
 

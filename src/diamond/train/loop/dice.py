@@ -40,11 +40,7 @@ def restore(kept: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def seeded(seed: int, epoch: int, place: int) -> Iterator[torch.Generator]:
-    mixed = hash((seed, epoch, place)) & 0x7FFF_FFFF_FFFF_FFFF
-    torch.default_generator.manual_seed(mixed)
-    random.seed(mixed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(mixed & 0xFFFF_FFFF)
+    mixed = _seed(seed, epoch, place)
     generator = torch.Generator()
     generator.manual_seed(mixed)
     yield generator
@@ -53,13 +49,54 @@ def seeded(seed: int, epoch: int, place: int) -> Iterator[torch.Generator]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """What is drawn while loading does not change what the model draws."""
-    before = torch.default_generator.get_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    drawn = numpy.random.get_state() if numpy is not None else None
+    before = _thrown()
     try:
         yield
     finally:
-        torch.default_generator.set_state(before[0])
-        random.setstate(before[1])
-        if numpy is not None and drawn is not None:
-            numpy.random.set_state(drawn)
+        _put_back(before)
+
+
+class Apart:
+    """Dice of their own for what is read little by little, such as a generator, whose body runs while it is read: they
+    begin with a seed, go on where they were left, and leave those of the model alone."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._beginning = (seed, epoch, 0)
+        self._thrown: _Thrown | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with undisturbed():
+            if self._thrown is None:
+                _seed(*self._beginning)
+            else:
+                _put_back(self._thrown)
+            try:
+                yield
+            finally:
+                self._thrown = _thrown()
+
+
+def _seed(seed: int, epoch: int, place: int) -> int:
+    mixed = hash((seed, epoch, place)) & 0x7FFF_FFFF_FFFF_FFFF
+    torch.default_generator.manual_seed(mixed)
+    random.seed(mixed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(mixed & 0xFFFF_FFFF)
+    return mixed
+
+
+_Thrown = tuple[torch.Tensor, Any, Any]
+
+
+def _thrown() -> _Thrown:
+    numpy = sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    return torch.default_generator.get_state(), random.getstate(), drawn
+
+
+def _put_back(before: _Thrown) -> None:
+    torch.default_generator.set_state(before[0])
+    random.setstate(before[1])
+    if before[2] is not None and (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.set_state(before[2])

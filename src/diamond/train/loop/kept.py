@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,23 +15,36 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 from diamond.train.errors import TrainError
 from diamond.train.loop import surroundings
+from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.saving import Found, Saver, read_part
 
 
 @dataclass
 class Kept:
-    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary."""
+    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary;
+    `buckets` is the order in which gradients are exchanged.
+
+    Parameters are the same on every rank, or each rank's shards. Buffers are not: every rank has running statistics
+    (BatchNorm) of its own batches. A checkpoint holds rank 0's, as DDP goes by them, and each rank's own beside them.
+    """
 
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
     others: list[Any] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
+    buckets: Buckets | None = None
+    _before: dict[str, torch.Tensor] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
 
-    def tensors(self) -> dict[str, Any]:
-        """The large part, sharded as it is. It must not change until it is copied."""
+    def tensors(self, *, rank: int = 0) -> dict[str, Any]:
+        """The large part, sharded as it is. It must not change until it is copied. Without buffers for ranks other than
+        0: of several that say what something is, nobody knows which is written."""
         assert self.model is not None
         own = self._keeps_itself()
         if own is not None:
@@ -42,16 +56,67 @@ class Kept:
         kept = {
             name: value if name in learnt or not isinstance(value, torch.Tensor) else value.clone()
             for name, value in model.items()
+            if rank == 0 or name in learnt or not isinstance(value, torch.Tensor)
         }
         return {"model": kept, "optimizer": optimizer}
 
     def small(self) -> dict[str, Any]:
         """The rest, the same on every rank."""
-        return {"state": self.own, "others": [one.state_dict() for one in self.others]}
+        return {
+            "state": self.own,
+            "others": [one.state_dict() for one in self.others],
+            "buckets": self.buckets.order if self.buckets is not None else None,
+        }
 
     def shapes(self) -> dict[str, list[int]]:
         assert self.model is not None
         return {name.removeprefix("module."): list(one.shape) for name, one in self.model.named_parameters()}
+
+    def are_numbers(self) -> bool:
+        """Whether all of the weights here are finite, and what BatchNorm counts. The device is asked once."""
+        assert self.model is not None
+        parts = [one.to_local() if isinstance(one, DTensor) else one for one in self.model.parameters()]
+        for part in self.model.modules():
+            if isinstance(part, _NormBase):
+                parts += [one for one in (part.running_mean, part.running_var) if one is not None]
+        parts = [one.detach() for one in parts if one.numel() and (one.is_floating_point() or one.is_complex())]
+        if not parts:
+            return True
+        largest = torch._foreach_norm(parts, math.inf)
+        return bool(torch.stack([one.double() for one in largest]).isfinite().all())
+
+    # ---- buffers -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The model is ready, and nothing was loaded yet: buffers that are never changed (masks, tables of positions)
+        are the same on every rank, and are not kept for each."""
+        self._before = {name: one.clone() for name, one in self._buffers().items()}
+
+    def of_rank(self) -> dict[str, torch.Tensor]:
+        """The buffers that this rank has changed, copied."""
+        now = self._buffers()
+        self._changed |= {
+            name for name, one in now.items() if name not in self._changed and not _same(one, self._before.get(name))
+        }
+        return {name: one.detach().cpu().clone() for name, one in now.items() if name in self._changed}
+
+    def load_of_rank(self, known: dict[str, torch.Tensor]) -> None:
+        """What `of_rank` gave, over what was loaded for all."""
+        now = self._buffers()
+        with torch.no_grad():
+            for name, value in known.items():
+                if name in now:
+                    now[name].copy_(value)
+        self._changed |= set(known)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Those that belong into a checkpoint."""
+        assert self.model is not None
+        inner = (
+            getattr(self.model, "module", self.model) if isinstance(self.model, DistributedDataParallel) else self.model
+        )
+        kept = inner.state_dict().keys()
+        return {name: one for name, one in inner.named_buffers() if name in kept}
 
     def _keeps_itself(self) -> Any:
         """The optimizer, where it has more than torch knows to save and says itself how (diamond.optim.KFAC does)."""
@@ -61,8 +126,12 @@ class Kept:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer] if self.optimizer is not None else []
 
-    def load(self, found: Found, saver: Saver) -> None:
+    def load(self, found: Found, saver: Saver, say: Callable[[str], None]) -> None:
         assert self.model is not None
+        small = read_part(found.path / "common.pt")
+        order = small.get("buckets")  # checkpoints of earlier versions have none
+        if order is not None and self.buckets is not None and not self.buckets.arrange(order):
+            say("gradients are exchanged in another order than before: losses may differ in the last bits")
         state = self.tensors()
         saver.load(found, state)
         own = self._keeps_itself()
@@ -73,7 +142,6 @@ class Kept:
             set_state_dict(
                 self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-        small = read_part(found.path / "common.pt")
         self.own.clear()
         self.own.update(small["state"])
         for one, known in zip(self.others, small["others"], strict=True):
@@ -101,3 +169,7 @@ class Kept:
             )
         if found.meta["code"] != surroundings.code_hash():
             say(f"the script has changed since {found.path} was written")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and torch.equal(one, other)

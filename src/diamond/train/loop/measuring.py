@@ -27,6 +27,7 @@ from torch import nn
 from diamond.train import measures
 from diamond.train.ending import job_ends_at
 from diamond.train.loop.batches import Batches, Piece
+from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.probing import Probes
 from diamond.train.metrics import Context
 from diamond.train.scaling import End
@@ -91,15 +92,17 @@ class Measuring:
     # ---- what the loop calls -----------------------------------------------------------------------------------------
 
     def watch(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, group: Any, kind: str, precision: str
-    ) -> None:
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, buckets: Buckets, group: Any, kind: str,
+        precision: str,
+    ) -> None:  # fmt: skip
         """From `prepare` on. `group` is for messages that the training's must not mix with."""
         world, nodes = self._place.world_size, self._place.num_nodes
         copies = {"fsdp": 1, "hybrid": nodes}.get(kind, world)  # how many ranks hold the same gradients
         self._group = group
         self._probes = Probes(
-            model, optimizer, device=self._device, world=world, copies=copies, by_group=self._by_group
-        )
+            model, optimizer, device=self._device, world=world, copies=copies, by_group=self._by_group,
+            buckets=buckets,
+        )  # fmt: skip
         self._known = {
             "job": self._place.job_id or "",
             "world": world,

@@ -23,11 +23,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from diamond.train.loop.batches import Piece
+from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.noise import Noise
 
 EVERY = 128  # steps; a probe costs what overlapping saves, once in so many
 _FIRST = 8  # by then caches are warm and DDP has its final buckets
-_BUCKET_BYTES = 25 * 1024**2  # as DDP's own, so that exchanging takes as long
 _LAST = 8  # so many probes are remembered
 _ROOM = 0.1  # of the free memory, for a copy of the gradients
 _Group = list[torch.Tensor]
@@ -70,9 +70,10 @@ class Probes:
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, *, device: torch.device, world: int,
-        copies: int, by_group: bool,
+        copies: int, by_group: bool, buckets: Buckets,
     ) -> None:  # fmt: skip
         self._model, self._optimizer, self._by_group = model, optimizer, by_group
+        self._buckets = buckets
         self._device, self._world, self._copies = device, world, copies
         self.noise = Noise()
         self.compute_s: deque[float] = deque(maxlen=_LAST)
@@ -207,7 +208,7 @@ class Probes:
         self._mark(self._exchange)
         small = self._square_norms() / self._world
         self._mark(self._exchange)
-        for bucket in _buckets(self._own(self._model)):
+        for bucket in self._buckets.of(self._own(self._model)):  # as DDP's own, so that sums are rounded alike
             flat = torch.cat([one.reshape(-1) for one in bucket]).mul_(1.0 / self._world)
             dist.all_reduce(flat, group=self._model.process_group)
             parts = torch.split(flat, [one.numel() for one in bucket])
@@ -220,13 +221,13 @@ class Probes:
             self._send(step, small, piece.samples / self._world, self._square_norms(), piece.samples)
         del self._exchange[3:]  # a second backward pass in the same step is exchanged as well, and not measured
 
-    def _own(self, model: DistributedDataParallel) -> Iterable[torch.Tensor]:
+    def _own(self, model: DistributedDataParallel) -> Iterable[tuple[str, torch.Tensor]]:
         ignored = model.parameters_to_ignore
         for name, one in model.module.named_parameters():
             if one.requires_grad and name not in ignored:
                 if one.grad is None:  # not used here; another rank may have used it
                     one.grad = torch.zeros_like(one)
-                yield one.grad
+                yield name, one.grad
 
     def _look_back(self, step: int, piece: Piece) -> None:
         """Without ranks to compare: the first piece against the step, or this step against the next."""
@@ -299,21 +300,6 @@ def _gradients(params: Iterable[nn.Parameter]) -> _Group:
     found = (one.grad for one in params if one.grad is not None and not one.grad.is_sparse)
     local = (one.to_local() if isinstance(one, DTensor) else one for one in found)
     return [one.detach() for one in local if one.numel()]
-
-
-def _buckets(grads: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Of one type each, and of no more than so many bytes (or of a single tensor)."""
-    open_: dict[torch.dtype, tuple[list[torch.Tensor], int]] = {}
-    for grad in grads:
-        bucket, size = open_.get(grad.dtype, ([], 0))
-        size += grad.numel() * grad.element_size()
-        if bucket and size > _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], grad.numel() * grad.element_size()
-        bucket.append(grad)
-        open_[grad.dtype] = (bucket, size)
-    for bucket, _ in open_.values():
-        yield bucket
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -31,6 +31,7 @@ from diamond.train.ending import Ending, exit_code
 from diamond.train.errors import Continued, TrainError
 from diamond.train.loop import compiling, dice, parallel, surroundings
 from diamond.train.loop.batches import Batches, Piece
+from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.checkpoints import Checkpoints
 from diamond.train.loop.control import Control, Decision
 from diamond.train.loop.growing import Growing
@@ -130,6 +131,7 @@ class Run:
         self._bad: torch.Tensor | None = None
         self._piece: Piece | None = None
         self._called = [False, False]  # backward, step: since the loop's last turn
+        self._save_asked = False  # in the midst of a step
         self._step_s = 0.0
         self._measuring = Measuring(self._place, self.device, by_group=noise_by_group)
         self._measuring.facts = self._facts
@@ -178,8 +180,9 @@ class Run:
         if self.is_main:
             saver.begin()
         self._checkpoints = Checkpoints(
-            saver, self._kept, device=self.device, seed=self._seed, every_s=self._save_every_s, say=self.say
-        )
+            saver, self._kept, self._control, device=self.device, seed=self._seed, every_s=self._save_every_s,
+            checks=self._check_loss, say=self.say,
+        )  # fmt: skip
         self._checkpoints.more = self._measuring.state
         dice.seed_all(self._seed, self.rank, self.step_number)
         self._ending.listen()
@@ -192,6 +195,8 @@ class Run:
         if error is not None and kind is not Continued and self.world > 1:
             parallel.leave_if_peer_lost(error, self._cohort)
         assert self._checkpoints is not None and self._control is not None
+        if isinstance(error, Exception) and not (self.world > 1 and parallel.is_peer_lost(error)):
+            self._checkpoints.failed()
         if kind is None and self._kept.model is not None:
             self._checkpoints.save_and_wait(self.step_number, self._position())
         if kind is None or kind is Continued:
@@ -246,11 +251,14 @@ class Run:
                     hint="it takes a model, an optimizer, DataLoaders, and objects with state_dict and load_state_dict",
                 )
         self._kept.model = model
+        self._kept.begin()
         self._growing.begin(self._batches, self._kept.optimizer)
         assert self._control is not None
+        self._kept.buckets = Buckets(model, self._control.all_agree)
         self._measuring.watch(
-            model, self._kept.optimizer, group=self._control.group, kind=self._kind, precision=self._precision
-        )
+            model, self._kept.optimizer, buckets=self._kept.buckets, group=self._control.group, kind=self._kind,
+            precision=self._precision,
+        )  # fmt: skip
         self._go_on()
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -298,17 +306,22 @@ class Run:
         if end.is_reached(self.step_number, loader.seen):
             self.say("nothing is left to do: the loop ends at once")
         self._measuring.opens(loader, end, self.step_number)
+        assert self._checkpoints is not None
+        self._checkpoints.begins()
         while not end.is_reached(self.step_number, loader.seen):
             began_at = self.step_number
             for piece in loader.pieces(end.left(loader.seen)):
                 self._piece, self._called = piece, [False, False]
-                parallel.sync_gradients(self._kept.model, self._measuring.begins(self.step_number + 1, piece))
+                self._exchange(self._measuring.begins(self.step_number + 1, piece))
                 began = time.monotonic()
                 self._pulse.at(cohort.LOOP, self.step_number)
-                yield piece.batch
+                try:
+                    yield piece.batch
+                except GeneratorExit:  # `break`: what comes after the loop is outside of it
+                    self._piece = None
+                    raise
                 self._check_calls()
                 if piece.is_last:
-                    loader.advance(piece.samples)
                     self._measuring.after(self.step_number, piece.samples)
                     self._after_step(time.monotonic() - began)
                     if end.is_reached(self.step_number, loader.seen):
@@ -319,6 +332,13 @@ class Run:
                     raise TrainError("the loader is empty", hint="check the dataset, batch_size and drop_last")
                 loader.next_epoch()
         self._piece = None
+
+    def _exchange(self, wanted: bool) -> None:
+        """Whether the coming backward pass exchanges gradients as usual."""
+        assert self._kept.model is not None and self._kept.buckets is not None
+        parallel.sync_gradients(self._kept.model, wanted)
+        if wanted:
+            self._kept.buckets.watch()
 
     def _opening(self, end: End) -> str:
         many = f"{self.world} ranks ({self._kind})" if self.world > 1 else "one process"
@@ -341,6 +361,8 @@ class Run:
             bad = ~torch.isfinite(loss.detach()).all()
             self._bad = bad if self._bad is None else self._bad | bad
         (loss * piece.weight if piece.weight != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+        assert self._kept.buckets is not None
+        self._kept.buckets.watched()
         self._measuring.computed(self.step_number + 1, piece)
         self._called[0] = True
 
@@ -348,7 +370,7 @@ class Run:
         """Change the model, if this was the last piece of a step; schedulers given to `prepare` follow."""
         piece = self._in_loop("step")
         self._pulse.at(cohort.STEP, self.step_number)
-        self._called[1] = True
+        is_first, self._called[1] = not self._called[1], True
         if piece.is_last and self._kept.optimizer is not None:
             assert self._checkpoints is not None
             self._measuring.waited(self._checkpoints.saver.staged(), in_step=True)
@@ -357,6 +379,10 @@ class Run:
             for scheduler in self._schedulers:
                 scheduler.step()
             self.step_number += 1
+        if piece.is_last and is_first:
+            # Now, not when the loop comes round: whoever saves from here on saves a model that has seen this batch.
+            assert self._batches is not None
+            self._batches.advance(piece.samples)
         self._measuring.stepped(self.step_number, is_last=piece.is_last)
 
     def log(self, **values: Any) -> None:
@@ -379,7 +405,7 @@ class Run:
             wish = Decision(self._wants_stop(), self._wants_save(), self._is_bad(), self._measuring.is_due())
             decided = self._control.ask(self.step_number, wish, self._step_s) or decided
         if decided is None:
-            return
+            decided = Decision()
         if decided.bad:
             raise TrainError(
                 f"the loss is not a number any more, at step {self.step_number} or just before it",
@@ -389,8 +415,8 @@ class Run:
             self._measuring.tell(self.step_number)
         if decided.stop:
             self._leave(decided.stop)
-        if decided.save:
-            self.save()
+        if decided.save or self._save_asked:
+            self._save()
 
     def _is_bad(self) -> bool:
         """Whether a loss was none since it was last asked. On a GPU that waits for it: so only now and then."""
@@ -411,10 +437,22 @@ class Run:
         return self.is_main and (self._ending.is_news() or self._checkpoints.is_due())
 
     def save(self) -> None:
-        """Save now, beside the usual rhythm. Call it on every rank, between steps."""
+        """Save now, beside the usual rhythm. Call it on every rank at the same step.
+
+        A checkpoint lies between two steps. In the body of the loop, after `step` has changed the model, it is made at
+        once and counts the batch as trained on; before that, it is made when the batch's turn is over. What the body
+        itself keeps in `state` after a save is not in it.
+        """
+        if self._piece is not None and not (self._piece.is_last and self._called[1]):
+            self._save_asked = True
+        else:
+            self._save(is_last_word=self._piece is None)
+
+    def _save(self, *, is_last_word: bool = True) -> None:
         assert self._checkpoints is not None
+        self._save_asked = False
         began = time.monotonic()
-        self._checkpoints.save(self.step_number, self._position())
+        self._checkpoints.save(self.step_number, self._position(), is_last_word=is_last_word)
         self._measuring.waited(time.monotonic() - began)
 
     def _leave(self, number: int) -> None:
@@ -438,8 +476,9 @@ class Run:
     def _go_on(self) -> None:
         assert self._checkpoints is not None and self._control is not None
         if not self._resume:
+            self._checkpoints.anew()
             return
-        found = self._checkpoints.resume(self._control, rank=self.rank, world=self.world)
+        found = self._checkpoints.resume(rank=self.rank, world=self.world)
         if found is None:
             return
         self._cohort.saved()

@@ -18,7 +18,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,8 +32,10 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from diamond.train.errors import TrainError
 
 MANIFEST = "manifest.json"
+SUSPECTS = "failed-at-once.json"
 _NAME = re.compile(r"^step-(\d+)$")
 _UNFINISHED = ".unfinished"
+_ASIDE = f".before{_UNFINISHED}"  # what another is about to take the place of
 _WAIT = timedelta(hours=1)
 _BLOCK = 1 << 22
 # One process is meant to be one; torch says so in every checkpoint.
@@ -64,7 +66,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, rank: int, world: int, group: Any, store: Any, keep: int, cuda: bool) -> None:
         self.folder = folder
-        self._rank, self._world, self._group, self._store, self._keep = rank, world, group, store, keep
+        self.rank, self._world, self._group, self._store, self._keep = rank, world, group, store, keep
         self._copies: dict[str, Any] | None = None  # on the host; made once and used again
         self._stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
         self._staged = threading.Event()
@@ -73,6 +75,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, "diamond-save")
         self.blocked_s: list[float] = []
         self.took_s: list[float] = []
+        self._superseded: list[Path] = []
         self.on_safe: Callable[[], None] = lambda: None  # called when one is, on rank 0, in another thread
 
     # ---- writing -----------------------------------------------------------------------------------------------------
@@ -117,7 +120,7 @@ class Saver:
     def annotate(self, step: int, more: dict[str, Any]) -> None:
         """Add to what a checkpoint that is safe says about itself. If that fails, it is as it was."""
         path = self.folder / f"step-{step:09}" / MANIFEST
-        if self._rank == 0:
+        if self.rank == 0:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 said = json.loads(path.read_text())
                 said["meta"].update(more)
@@ -150,8 +153,8 @@ class Saver:
             state_dict_saver.save(
                 copies, checkpoint_id=target / "state", process_group=self._group, no_dist=self._world == 1
             )
-            _write(target / f"rank-{self._rank}.pt", own)
-            if self._rank == 0:
+            _write(target / f"rank-{self.rank}.pt", own)
+            if self.rank == 0:
                 _write(target / "common.pt", common)
             mine = {
                 str(path.relative_to(target)): _measured(path)
@@ -163,7 +166,7 @@ class Saver:
             shutil.rmtree(target, ignore_errors=True)
             raise SaveFailed(_why(error)) from error
         self._tell(step, {"files": mine})
-        if self._rank == 0:
+        if self.rank == 0:
             self._commit(target, step, mine, meta)
         self.took_s.append(time.monotonic() - began)
 
@@ -184,15 +187,15 @@ class Saver:
     def _is_mine(self, path: Path) -> bool:
         name = path.name
         if name.endswith(".distcp"):
-            return name.startswith(f"__{self._rank}_")
-        return name == f"rank-{self._rank}.pt" or (self._rank == 0 and not name.startswith("rank-"))
+            return name.startswith(f"__{self.rank}_")
+        return name == f"rank-{self.rank}.pt" or (self.rank == 0 and not name.startswith("rank-"))
 
     def _key(self, step: int, rank: int) -> str:
         return f"diamond/saved/{step}/{rank}"
 
     def _tell(self, step: int, said: dict[str, Any]) -> None:
-        if self._world > 1 and self._rank != 0:
-            self._store.set(self._key(step, self._rank), json.dumps(said))
+        if self._world > 1 and self.rank != 0:
+            self._store.set(self._key(step, self.rank), json.dumps(said))
 
     def _commit(self, target: Path, step: int, files: dict[str, Any], meta: dict[str, Any]) -> None:
         others = [self._key(step, rank) for rank in range(1, self._world)]
@@ -208,11 +211,18 @@ class Saver:
         text = json.dumps({"version": 1, "step": step, "world": self._world, "meta": meta, "files": files})
         _write(target / MANIFEST, text.encode())
         final = self.folder / f"step-{step:09}"
-        if final.exists():  # of an earlier run that came as far, and from which this one did not go on
-            shutil.rmtree(final)
+        aside = final.with_name(final.name + _ASIDE)
+        if final.exists():  # of an earlier run that came as far, or of this one: saved in the midst of a turn
+            os.replace(final, aside)
         os.replace(target, final)
         _sync_folder(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
         self.on_safe()
+        (self.folder / SUSPECTS).unlink(missing_ok=True)
+        gone = [path for path in self._superseded if path != final]
+        self._superseded = []
+        for old in gone:
+            shutil.rmtree(old, ignore_errors=True)
         for old in self.listed()[self._keep :]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -242,29 +252,56 @@ class Saver:
                     f"checkpoints cannot be written to {self.folder}: {error.strerror}",
                     hint="give run() another folder as `checkpoints`, one that this account may write to",
                 ) from error
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.folder.iterdir():
-                if path.name.endswith(_UNFINISHED):
-                    shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for path in list(self.folder.iterdir()):
+                if path.name.endswith(_ASIDE) and not (kept := path.with_name(path.name[: -len(_ASIDE)])).exists():
+                    os.replace(path, kept)  # it was killed in the moment between
+                elif path.name.endswith(_UNFINISHED):
+                    (shutil.rmtree if path.is_dir() else os.unlink)(path)
 
-    def newest_whole(self, agree: Callable[[bool], bool], say: Callable[[str], None]) -> Found | None:
-        """The newest checkpoint that is as it was written; ranks share the work of looking.
+    def newest_whole(
+        self, agree: Callable[[bool], bool], say: Callable[[str], None], *, without: Collection[str] = ()
+    ) -> Found | None:
+        """The newest checkpoint that is as it was written; ranks share the work of looking. Of those `without`, none.
 
         Raises:
             TrainError: there are some, and all are damaged.
         """
         paths = self.listed()
         for path in paths:
+            if not agree(path.name not in without):
+                continue
             found, problem = self._look(path)
             if agree(not problem):
                 return found
             say(f"{path} is damaged{f' ({problem})' if problem else ''}; going back to the one before it")
         if paths:
             raise TrainError(
-                f"none of the {len(paths)} checkpoints in {self.folder} is whole",
+                f"none of the {len(paths)} checkpoints in {self.folder} is whole"
+                if not without
+                else f"none of the {len(paths)} checkpoints in {self.folder} can be gone on from",
                 hint="move the folder away to begin anew, or bring back a copy of one of them",
             )
         return None
+
+    def supersede(self, found: Found | None) -> None:
+        """The run goes on from here: what is newer is not of it, and goes with the first new checkpoint. Kept beside
+        that, it would be taken for the newest."""
+        self._superseded = [path for path in self.listed() if found is None or path.name > found.path.name]
+
+    def suspects(self) -> list[str]:
+        """Checkpoints from which a run went on and failed before it saved anything."""
+        try:
+            return [str(name) for name in json.loads((self.folder / SUSPECTS).read_text())]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def suspect(self, found: Found) -> None:
+        """Add one; several ranks may do so at once, all with the same one."""
+        trial = self.folder / f"{SUSPECTS}.{self.rank}{_UNFINISHED}"
+        with contextlib.suppress(OSError):
+            _write(trial, json.dumps(sorted({*self.suspects(), found.path.name})).encode())
+            os.replace(trial, self.folder / SUSPECTS)
 
     def _look(self, path: Path) -> tuple[Found | None, str]:
         try:
@@ -274,7 +311,7 @@ class Saver:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return None, f"{MANIFEST}: {error}"
         for at, (name, wanted) in enumerate(sorted(found.files.items())):
-            if at % self._world == self._rank:
+            if at % self._world == self.rank:
                 try:
                     if _measured(path / name) != wanted:
                         return found, f"{name} is not what was written"

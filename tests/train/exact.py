@@ -1,0 +1,215 @@
+"""Trains a small model with what makes going on hard, and the same without Diamond. A program of its own: ranks are
+forked from a process that has torch loaded already, so that a life takes half a second.
+
+Asked line by line (served.py): {"folder": …, "world": 3, "until": 12, "lives": [7, null], "plain": true, …}
+
+A life is the step in whose turn every rank kills itself, or null: to the end. With `plain`, the batches that each rank
+was given are trained on once more, by a loop that knows nothing of Diamond. `Case` has the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import diamond.train as dt
+from tests.train.forked import fork_ranks, wait_for
+
+SAMPLES, BATCH, SEED = 72, 4, 3  # whole batches for one, two and three ranks
+KEPT: list[nn.Module] = []
+LATE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "diamond.train.loop.running")
+
+
+@dataclass
+class Case:
+    """What a training is made of.
+
+    Attributes:
+        saves: steps in whose turn `run.save()` is called, and where in it.
+        poison: the step after which weights are not numbers: the last rank's, or `everywhere`.
+        fails: the step in whose turn the script fails by an error of its own.
+    """
+
+    folder: str
+    world: int
+    until: int
+    lives: list[int | None] = field(default_factory=lambda: [None])
+    plain: bool = False
+    data: str = "known"
+    samples: int = SAMPLES
+    workers: int = 0
+    norm: bool = False
+    dropout: bool = True
+    saves: dict[str, str] = field(default_factory=dict)
+    poison: int | None = None
+    everywhere: bool = False
+    fails: int | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def path(self, name: str) -> Path:
+        return Path(self.folder, name)
+
+
+class Known(Dataset[Any]):
+    """Each sample is its number's."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        values = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return index, values, values.sum()
+
+
+class Generated(IterableDataset[Any]):
+    """Shuffles and augments in a generator, whose body runs while it is read."""
+
+    def __init__(self, samples: int) -> None:
+        self._known = Known(samples)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in torch.randperm(len(self._known)).tolist():
+            _, values, target = self._known[index]
+            yield index, values + 0.1 * torch.rand(8), target
+
+
+def network(case: Case) -> nn.Module:
+    """Large enough for gradients to lie elsewhere in DDP's buckets once it has ordered them anew."""
+    torch.manual_seed(1)
+    norm: nn.Module = nn.BatchNorm1d(32) if case.norm else nn.LayerNorm(32)
+    drop = nn.Dropout(0.2 if case.dropout else 0.0)
+    return nn.Sequential(nn.Linear(8, 32), norm, drop, nn.Tanh(), nn.Linear(32, 1))
+
+
+def loader_of(case: Case) -> DataLoader[Any]:
+    dataset: Any = Generated(case.samples) if case.data == "generated" else Known(case.samples)
+    return DataLoader(dataset, batch_size=BATCH, num_workers=case.workers, shuffle=case.data == "known")
+
+
+def judged(model: nn.Module) -> str:
+    """What the model says in an evaluation, to the last bit."""
+    inner = getattr(model, "module", model)
+    inner.eval()
+    with torch.no_grad():
+        said = inner(torch.linspace(-1, 1, 80).view(10, 8)).double().sum().item()
+    inner.train()
+    return float(said).hex()
+
+
+def error_of(model: nn.Module, values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = ((model(values).squeeze(1) - target) ** 2).mean()
+    return loss
+
+
+def train(case: Case, life: int, rank: int) -> None:
+    """Each step of each rank is a line: step, loss to the last bit, what an evaluation says, epoch, samples, values."""
+    model: Any = network(case)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader: Any = loader_of(case)
+    dies_at = case.lives[life]
+    with dt.run(checkpoints=case.path("checkpoints"), seed=SEED, **{"save_every_s": 1e6, **case.run}) as run:
+        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        case.path(f"judged-{rank}").write_text(judged(model))
+        with case.path(f"rank-{rank}").open("a") as lines:
+            for index, values, target in run.steps(loader, until=case.until):
+                saves = case.saves.get(str(run.step_number + 1))
+                if saves == "before backward":
+                    run.save()
+                loss = error_of(model, values, target)
+                run.backward(loss)
+                run.step()
+                if run.step_number == case.fails:
+                    raise ValueError("the script fails")
+                if run.step_number == case.poison and (case.everywhere or rank == case.world - 1):
+                    torch.nn.init.constant_(next(model.parameters()), float("nan"))
+                if saves == "after step":
+                    run.save()
+                told = [float(loss.detach()).hex(), judged(model), loader.epoch, index.tolist(), values.tolist()]
+                lines.write(json.dumps([run.step_number, *told]) + "\n")
+                lines.flush()
+                if run.step_number == dies_at:
+                    run._checkpoints.saver.wait()
+                    die_together(case, life, rank)
+        case.path(f"weights-{rank}").write_text(weights(model))
+
+
+def die_together(case: Case, life: int, rank: int) -> None:
+    """Not before all have come as far: what one of them has sent, another may still have to read."""
+    case.path(f"dies-{life}-{rank}").touch()
+    while len(list(Path(case.folder).glob(f"dies-{life}-*"))) < case.world:
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def weights(model: nn.Module) -> str:
+    return json.dumps([float(one).hex() for each in model.parameters() for one in each.detach().flatten()])
+
+
+def train_plainly(case: Case, rank: int) -> None:
+    """The loop as it is written without Diamond, with the same batches and the same dice for the model."""
+    steps = {line[0]: line for line in map(json.loads, case.path(f"rank-{rank}").read_text().splitlines())}
+    model = network(case)
+    if case.world > 1:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(hash((SEED, rank, 0)) & 0x7FFF_FFFF_FFFF_FFFF)
+    with case.path(f"plain-{rank}").open("w") as lines:
+        for step in range(1, case.until + 1):
+            values = torch.tensor(steps[step][5])
+            targets = torch.stack([Known(case.samples)[index][2] for index in steps[step][4]])
+            loss = error_of(model, values, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            lines.write(json.dumps([step, float(loss.detach()).hex(), judged(model), *steps[step][3:]]) + "\n")
+    if case.world > 1:
+        dist.barrier()
+    KEPT.append(model)  # the process ends without taking the group and the model apart
+
+
+def one_case(case: Case) -> dict[str, Any]:
+    """How the ranks of every life ended, and what they said meanwhile."""
+    Path(case.folder).mkdir(parents=True, exist_ok=True)
+
+    def work(rank: int, life: int) -> None:
+        torch.set_num_threads(1)
+        os.dup2(os.open(case.path("said"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+        if life < 0:
+            train_plainly(case, rank)
+        else:
+            train(case, life, rank)
+
+    ends = []
+    for life in [*range(len(case.lives)), *([-1] if case.plain else [])]:
+        ends.append(wait_for(fork_ranks(case.world, partial(work, life=life))))
+    return {"ends": ends, "said": case.path("said").read_text()}
+
+
+def main() -> None:
+    for name in LATE_IMPORTS:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(one_case(Case(**json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What makes going on hard: a run that was killed is to the last bit the one that never was, and the one without
+Diamond."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from tests.train.exact import Known
+from tests.train.served import Served
+
+WORLDS = [1, 2, 3]
+
+
+class Trainer(Served):
+    """Runs trainings one after the other; the lives of each end as they are meant to."""
+
+    def __call__(self, folder: Path, world: int, until: int, **given: Any) -> str:
+        told = self.tried(folder, world, until, **given)
+        wanted = [[0 if life is None else -signal.SIGKILL] * world for life in given.get("lives", [None])]
+        assert told["ends"] == wanted + [[0] * world] * bool(given.get("plain")), told["said"][-3000:]
+        said: str = told["said"]
+        return said
+
+    def tried(self, folder: Path, world: int, until: int, **given: Any) -> dict[str, Any]:
+        return self.ask(folder=str(folder), world=world, until=until, **given)
+
+
+@pytest.fixture(scope="module")
+def train() -> Iterator[Trainer]:
+    program = Trainer("exact")
+    yield program
+    program.close()
+
+
+def steps(folder: Path, rank: int, name: str = "rank") -> dict[int, list[Any]]:
+    """The last life in which each step was done."""
+    return {step: rest for step, *rest in map(json.loads, (folder / f"{name}-{rank}").read_text().splitlines())}
+
+
+def check_exact(train: Trainer, folder: Path, world: int, until: int, lives: list[int | None], **given: Any) -> Path:
+    """Killed, not killed and without Diamond: the same. Returns the folder of the run that was killed."""
+    train(folder / "calm", world, until, plain=True, **given)
+    train(folder / "wild", world, until, lives=lives, **given)
+    for rank in range(world):
+        calm, wild = steps(folder / "calm", rank), steps(folder / "wild", rank)
+        assert len(calm) == until
+        assert wild == calm, "the same losses to the last bit, the same evaluations, the same samples"
+        assert steps(folder / "calm", rank, "plain") == calm, "and the same without Diamond"
+        assert (folder / "wild" / f"weights-{rank}").read_text() == (folder / "calm" / f"weights-{rank}").read_text()
+    return folder / "wild"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_save_in_the_body_of_the_loop_replays_nothing(train: Trainer, world: int, tmp_path: Path) -> None:
+    saves = {"5": "after step", "9": "before backward"}
+    wild = check_exact(train, tmp_path, world, 12, [6, 10, None], saves=saves)
+    begun = [json.loads(line)[0] for line in (wild / "rank-0").read_text().splitlines()]
+    assert begun == [*range(1, 7), *range(6, 11), *range(10, 13)]
+
+
+def test_three_ranks_round_their_gradients_alike(train: Trainer, tmp_path: Path) -> None:
+    """Past probes (steps 8 and 16), and killed before and after one."""
+    check_exact(train, tmp_path, 3, 20, [4, 7, 15, None], run={"save_every_s": 0.0})
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_running_statistics_come_back_to_each_rank(train: Trainer, world: int, tmp_path: Path) -> None:
+    check_exact(train, tmp_path, world, 10, [3, 7, None], norm=True, run={"save_every_s": 0.0})
+
+
+def test_running_statistics_are_rank_0s_for_another_number_of_ranks(train: Trainer, tmp_path: Path) -> None:
+    train(tmp_path, 3, 4, norm=True)
+    was = steps(tmp_path, 0)[4][1]
+    assert len({steps(tmp_path, rank)[4][1] for rank in range(3)}) == 3, "each has its own"
+    train(tmp_path, 2, 4, norm=True)
+    for rank in range(2):
+        assert (tmp_path / f"judged-{rank}").read_text() == was
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_weights_that_are_no_numbers_are_not_sealed(train: Trainer, world: int, tmp_path: Path) -> None:
+    """The loss was one still when they were to be saved. From what is there, the run goes on."""
+    saves = {"3": "after step", "6": "after step"}
+    told = train.tried(tmp_path / "run", world, 8, saves=saves, poison=6)
+    assert told["ends"] == [[1] * world]
+    assert "the weights are not numbers any more, after step 6" in told["said"]
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-000000003"]
+    assert "step-000000003 (step 3)" in train(tmp_path / "run", world, 8)
+    train(tmp_path / "calm", world, 8, plain=True)
+    for rank in range(world):
+        assert (
+            steps(tmp_path / "run", rank) == steps(tmp_path / "calm", rank) == steps(tmp_path / "calm", rank, "plain")
+        )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_start_that_fails_at_once_is_followed_by_one_from_further_back(
+    train: Trainer, world: int, tmp_path: Path
+) -> None:
+    """Also where weights that are no numbers were saved, by an earlier version or on purpose."""
+    run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    saves = {"3": "after step", "6": "after step"}
+    train(run, world, 6, saves=saves, lives=[6])
+    assert train.tried(run, world, 9, fails=8)["ends"] == [[1] * world]
+    said = train.tried(run, world, 9, fails=5)["said"]
+    assert "step-000000006 failed before it saved anything; going back to the one before it" in said
+    assert f"going on from {checkpoints / 'step-000000003'} (step 3)" in said
+    again = train.tried(run, world, 9, fails=8)["said"]
+    assert "failed at once; going on from the newest again" in again and "step-000000006 (step 6)" in again
+
+    poisoned = {"4": "after step", "5": "after step"}
+    given = {"saves": poisoned, "poison": 5, "everywhere": True, "run": {"check_loss": False}}
+    train(tmp_path / "nan", world, 5, lives=[5], **given)
+    said = train(tmp_path / "nan", world, 7)
+    assert "step-000000005 are not numbers; going back" in said and "step-000000004 (step 4)" in said
+    names = sorted(path.name for path in (tmp_path / "nan" / "checkpoints").iterdir())
+    assert names == ["step-000000004", "step-000000007"], "and the bad one is gone"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_generator_is_read_on(train: Trainer, world: int, tmp_path: Path) -> None:
+    """Its body shuffles and augments while it is read. With workers, too, which nobody knows the parts of."""
+    given = {"data": "generated", "samples": 24, "run": {"save_every_s": 0.0}}
+    wild = check_exact(train, tmp_path, world, 12, [4, 9, None], workers=2 if world == 2 else 0, **given)
+    seen: dict[int, list[int]] = {}
+    values: dict[tuple[int, int], list[float]] = {}
+    for rank in range(world):
+        for _, _, epoch, samples, given_values in steps(wild, rank).values():
+            seen.setdefault(epoch, []).extend(samples)
+            values |= {(epoch, index): one for index, one in zip(samples, given_values, strict=True)}
+    assert len(seen) == 2 * world, "whole epochs"
+    assert all(sorted(samples) == list(range(24)) for samples in seen.values()), "each sample once an epoch"
+    orders = {tuple(samples) for samples in seen.values()}
+    assert len(orders) == 2 * world, "in another order each time"
+    known = Known(24)
+    noise = {
+        tuple(round(a - b, 5) for a, b in zip(one, known[at][1].tolist(), strict=True))
+        for (_, at), one in values.items()
+    }
+    assert len(noise) == len(values), "augmented in another way each time"
