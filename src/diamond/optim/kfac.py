@@ -437,13 +437,12 @@ class KFAC(Optimizer):
         )
 
     def _warn_of_being_stuck(self, still: bool) -> None:
-        what = (
-            "no step is made" if still else
-            f"{type(self._fallback).__name__}, the fallback, takes its steps (lr={self.param_groups[1]['lr']:g}) until one is found"
-        )  # fmt: skip
+        name, lr = type(self._fallback).__name__, self.param_groups[1]["lr"]
+        instead = f"{name}, the fallback, takes its steps (lr={lr:g}) until one is found"
         _warn(
-            f"lr='auto' has found no length of a step that lowers the loss, {_PATIENT} times in a row; {what}. If this "
-            "lasts: larger batches, another damping, a number for lr, or an optimizer of first order"
+            f"lr='auto' has found no length of a step that lowers the loss, {_PATIENT} times in a row; "
+            f"{'no step is made' if still else instead}. If this lasts: larger batches, another damping, a number for "
+            "lr, or a first-order optimizer"
         )
 
     def _as_measured(self, along: Tensor, most: float) -> Tensor:
