@@ -173,7 +173,8 @@ def test_a_wall_raises_the_damping_until_steps_are_short_enough() -> None:
     losses = train(model, optimizer, loss, 2)
     assert losses[0] == losses[1] == 1.0, "no step was made"
     assert optimizer.lengths == Lengths(0.0, 0.0) and optimizer.damping == pytest.approx(1e-3)
-    losses += train(model, optimizer, loss, 40)
+    with pytest.warns(UserWarning, match="3 times in a row; no step is made"):
+        losses += train(model, optimizer, loss, 40)
     assert optimizer.skipped >= 2 and max(losses) == 1.0 and losses[-1] < 0.95
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from diamond.optim import losses
+from diamond.optim import clipping, losses
 from diamond.optim.blocks import Block
 from diamond.optim.capture import Capture, Pass
+from diamond.optim.casting import autocast_now, without_autocast
 from diamond.optim.factors import Sums
 from diamond.optim.lengths import Seen, dice_now
 from diamond.optim.losses import Outcome
@@ -39,6 +40,7 @@ class Taken:
         empty: a loss was of a batch without samples.
         reached: by the backward pass, the forward passes whose output it went through.
         differentiated: derivatives of an output were taken to become part of the loss.
+        arrived: the sum of squares of the gradients when the last backward pass had ended.
     """
 
     sums: dict[int, Sums] = field(default_factory=dict)
@@ -51,16 +53,25 @@ class Taken:
     empty: bool = False
     reached: dict[int, set[int]] = field(default_factory=dict)
     differentiated: bool = False
+    arrived: Tensor | None = None
 
-    def meet(self, output: Any) -> None:
-        """Notes which backward passes go through the output of the last forward pass."""
+    def meet(self, output: Any, parameters: list[Tensor]) -> None:
+        """Notes which backward passes go through the output of the last forward pass, and what they leave in the
+        gradients of these parameters."""
         known, number = weakref.ref(self), self.passes  # weakly: the pass that is kept leads back to its output
+
+        def arrived() -> None:
+            if (taken := known()) is not None:
+                taken.arrived = clipping.sizes(parameters)
 
         def met(_: Tensor) -> None:
             if (taken := known()) is None:
                 return
             taken.differentiated |= torch.is_grad_enabled()  # which it is where derivatives get a graph of their own
-            taken.reached.setdefault(torch._C._current_graph_task_id(), set()).add(number)
+            backward = torch._C._current_graph_task_id()
+            if backward not in taken.reached:
+                clipping.at_the_end(arrived)
+            taken.reached.setdefault(backward, set()).add(number)
 
         for one in tree_leaves(output):
             if isinstance(one, Tensor) and one.grad_fn is not None:
@@ -82,6 +93,7 @@ class Taken:
             total = sum(known[-1] if one is None else one for one in self.weights)
             for outcome in self.seen.outcomes:
                 outcome.scale *= total
+                self.seen.parts = total / outcome.weight if outcome.weight else 1.0
 
     def why_nothing(self) -> str:
         """What a user should know where no loss was found."""
@@ -129,6 +141,11 @@ class Curving:
         self._hooks: list[Any] = []
         self._taken = Taken()
         weakref.finalize(self, _clean_up, self._hooks, self._modes).atexit = False
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Of all blocks, each once."""
+        return list({id(one): one for block in self._blocks for one in block.parameters()}.values())
 
     @property
     def armed(self) -> bool:
@@ -193,8 +210,7 @@ class Curving:
         capture = Capture(self._blocks, _Weakly(self._take) if self._loss == "auto" else None, waiting)
         if self.again:
             device = next(module.parameters()).device
-            autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-            capture.own.seen = Seen(args, kwargs, dice_now(device), autocast=autocast)
+            capture.own.seen = Seen(args, kwargs, dice_now(device), autocast=autocast_now(device.type))
         self._capture = capture
         self._modes.append(capture)
         capture.begin(self._root)
@@ -209,7 +225,7 @@ class Curving:
             return
         if capture.own.seen is not None:
             capture.own.seen.followed(output)
-            self._taken.meet(output)
+            self._taken.meet(output, self.parameters)
         if self._loss != "auto":
             self._leave()
             self._take(
@@ -220,6 +236,10 @@ class Curving:
     @torch.no_grad()
     def _take(self, outcome: Outcome, passes: list[Pass]) -> None:
         """The statistics of one loss, of these forward passes."""
+        with without_autocast(outcome.output.device.type):
+            self._take_statistics(outcome, passes)
+
+    def _take_statistics(self, outcome: Outcome, passes: list[Pass]) -> None:
         uses, taken = [use for one in passes for use in one.uses], self._taken
         if not outcome.terms:
             taken.empty = True

@@ -33,6 +33,12 @@ def step(optimizer: Optimizer, besides: Sequence[Tensor], lr: float) -> None:
             one.grad = gradient
 
 
+def forget(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """What it knows of these parameters, which others have moved since."""
+    for one in parameters:
+        optimizer.state.pop(one, None)
+
+
 def _may_step(parameters: list[Tensor]) -> bool:
     held = [sharded.held(one.grad) for one in parameters]
     held = [one.coalesce().values() if one.is_sparse else one for one in held]

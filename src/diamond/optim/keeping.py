@@ -38,7 +38,7 @@ _VERSION = 1
 _ANOTHER_SIZE = "diamond.optim.keeping.sharded_state is for checkpoints that other numbers of ranks can read"
 _NUMBERS = (
     "steps", "skipped", "damping", "measures", "_rate", "_reference",
-    "_factors_at", "_inverses_at", "_lengths_at", "_calm",
+    "_factors_at", "_inverses_at", "_lengths_at", "_calm", "_stuck",
 )  # fmt: skip
 
 

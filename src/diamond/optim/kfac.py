@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from diamond.optim import checks, fallbacks, intact, keeping, rebinding, refreshing, sharded
+from diamond.optim import checks, clipping, fallbacks, intact, keeping, rebinding, refreshing, sharded
 from diamond.optim.blocks import Block, discover, unwrapped
+from diamond.optim.casting import without_autocast
 from diamond.optim.compress import Compress
 from diamond.optim.crew import Crew
 from diamond.optim.curving import Curving, Taken
@@ -28,6 +29,8 @@ from diamond.optim.planning import Plan
 from diamond.optim.precondition import Eigen, Inverse, eigenbases_of
 
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
+_SETTLING = 10  # steps from the beginning, by which periods grow by one
+_PATIENT = 3  # how often in a row no length may be found, before the fallback takes the steps
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
@@ -150,6 +153,7 @@ class KFAC(Optimizer):
         self._bad: Tensor | None = None
         self._along: Tensor | None = None  # the slope along the step when its length was measured
         self._calm = 0  # how long what was measured has stayed much the same
+        self._stuck = 0  # how many measurements in a row have found no length that lowers the loss
         self._factors_at, self._inverses_at, self._lengths_at = 1, 0, 0
         self._curving = Curving(
             self.root, self.blocks, self.kept, curvature=curvature, sharing=sharing, loss=loss,
@@ -171,7 +175,7 @@ class KFAC(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(next(self.root.parameters()).device.type):
             sharded.gather_up(self._sharded)
             armed, again = self._curving.armed, self._curving.again
             taken = self._curving.disarm()
@@ -180,12 +184,12 @@ class KFAC(Optimizer):
             if armed:
                 self._check_parameters()
                 self._learn(taken)
-            self._update(taken.to_follow(), measuring=armed and again)
+            self._update(taken, looking=armed and again)
         self.steps += 1
         self.measures = self.measures and self.steps < self._measured
         if self.steps >= self._factors_at:
             self._factors_at = self.steps + self._period(self.factor_every)
-            self._curving.arm(again=self.measures and self.steps >= self._lengths_at)
+            self._curving.arm(again=self.measures)
         return loss
 
     def rebind(self, model: nn.Module) -> None:
@@ -258,8 +262,6 @@ class KFAC(Optimizer):
             raise OptimError(taken.why_nothing())
         for one in means:
             self.factors[one.index].update(one.a, one.g, self.decay)
-        if not self.measures:
-            self._calm = self.steps // 10
         if self.kind == "ekfac":
             self._learn_moments(taken)
         if self.steps >= self._inverses_at:
@@ -290,8 +292,8 @@ class KFAC(Optimizer):
                     kept.learn(mean, self.decay)
 
     def _period(self, every: int) -> int:
-        """Steps until the next update: few as long as what is measured changes, as in the beginning."""
-        return max(1, min(every, self._calm))
+        """Steps until the next update: few in the beginning, unless what is measured stays the same even then."""
+        return max(1, min(every, max(self._calm, self.steps // _SETTLING)))
 
     def _watch_out(self) -> None:
         """After steps that were not made, more damping; later, step by step, less again."""
@@ -304,12 +306,15 @@ class KFAC(Optimizer):
         number = bad.to(torch.int32)
         self._bad = number if self._bad is None else self._bad + number
 
-    def _update(self, seen: Seen | None, measuring: bool) -> None:
+    def _update(self, taken: Taken, looking: bool) -> None:
         group, rest = self.param_groups
         direction = self.directions.find()
-        if measuring and direction.parameters:
-            self._measure(seen, direction)
-        fallbacks.step(self._fallback, direction.parameters, rest["lr"])  # what has no curvature yet is its, too
+        measuring = looking and bool(direction.parameters) and self._due(direction.along)
+        if measuring:
+            self._measure(taken, direction)
+        stuck = self.measures and self._stuck >= _PATIENT
+        taken_care_of = [] if stuck else direction.parameters  # what has no curvature yet is the fallback's, too
+        fallbacks.step(self._fallback, taken_care_of, rest["lr"])
         if not direction.parameters:
             return
         along = direction.along
@@ -333,6 +338,11 @@ class KFAC(Optimizer):
             torch._foreach_mul_(changed, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(changed, here)
 
+    def _due(self, along: Tensor) -> bool:
+        """Whether the length is to be measured: when its time has come, or where steps have become so steep that
+        none would be made before."""
+        return self.steps >= self._lengths_at or not bool(self._as_measured(along, _ASTRAY))
+
     def _last_steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         found = []
         for one in parameters:
@@ -342,7 +352,8 @@ class KFAC(Optimizer):
             found.append(state["last_step"])
         return found
 
-    def _measure(self, seen: Seen | None, direction: Direction) -> None:
+    def _measure(self, taken: Taken, direction: Direction) -> None:
+        seen = taken.to_follow()
         if not self.crew.all_say(seen is not None and seen.can_be_followed) or seen is None:
             self._give_up_measuring()
             return
@@ -353,25 +364,57 @@ class KFAC(Optimizer):
         found = measure(
             self.root, seen, parameters, gradients, [-one for one in direction.tensors()],
             None if any(one is None for one in last) else last,
-            rate=self._share(), damping=self.damping, add_up=self.crew.mean,
-            still=self.crew.all_say(self._batch == before),
+            rate=self._share(), damping=self.damping, add_up=self.crew.mean, clipped=self._clipped(taken, seen),
+            known=self.lengths if self._along is not None else None, still=self.crew.all_say(self._batch == before),
         )  # fmt: skip
-        if found is not None:
-            if not found.whole and self._along is None:
-                self._give_up_measuring()
-                return
-            much_the_same = found.close_to(self.lengths) and bool(self._as_measured(direction.along, _STEADY))
-            settled = much_the_same and (found.ratio is None or found.ratio > KEPT)
-            self._calm = 0 if found.poor else self._calm + 1 if settled else self._calm // 2
-            if found.poor:
-                self._inverses_at = min(self._inverses_at, self.steps + 1)
-            if not found.step:
-                self._note_bad(torch.ones_like(direction.along, dtype=torch.bool))
-            self.lengths = found.after(self.lengths)
-            if self._adapts and found.ratio is not None:
-                self.damping = adapted(self.damping, self._asked_damping, found.ratio)
-            self._along = direction.along
-            self._lengths_at = self.steps + self._period((1 if found.still else _LENGTHS_EVERY) * self.factor_every)
+        if found is None:
+            return
+        if not found.whole and self._along is None:
+            self._give_up_measuring()
+            return
+        self._plan_ahead(found, direction.along)
+        self._note_stuck(found, direction)
+        self.lengths = found.after(self.lengths)
+        if self._adapts and found.ratio is not None:
+            self.damping = adapted(self.damping, self._asked_damping, found.ratio)
+        self._along = direction.along
+
+    def _plan_ahead(self, found: Lengths, along: Tensor) -> None:
+        """When to look at the curvature and to measure again."""
+        much_the_same = found.close_to(self.lengths) and bool(self._as_measured(along, _STEADY))
+        settled = much_the_same and (found.ratio is None or found.ratio > KEPT)
+        self._calm = 0 if found.poor else self._calm + 1 if settled else self._calm // 2
+        if found.poor:
+            self._inverses_at = min(self._inverses_at, self.steps + 1)
+        often = found.still or found.poor or not found.step
+        self._lengths_at = self.steps + self._period((1 if often else _LENGTHS_EVERY) * self.factor_every)
+
+    def _note_stuck(self, found: Lengths, direction: Direction) -> None:
+        """No length of this step would have lowered the loss. More damping helps where the curvature is wrong; where
+        it does not, the fallback takes the steps until a length is found. All samples in every step are another
+        matter: nothing is noise then, and there is most often nothing left to gain."""
+        if found.step:
+            self._stuck = 0
+            return
+        self._stuck += 1
+        if self._stuck < _PATIENT or found.still:
+            self._note_bad(torch.ones_like(direction.along, dtype=torch.bool))
+            self._factors_at = self._lengths_at = self.steps + 1
+        if self._stuck == _PATIENT:
+            self._warn_of_being_stuck(found.still)
+            if not found.still:
+                self.damping, self._bad = self._asked_damping, None
+                fallbacks.forget(self._fallback, direction.parameters)
+
+    def _clipped(self, taken: Taken, seen: Seen) -> float:
+        """What the gradients were multiplied by since the backward pass, if that can be known."""
+        (outcome,) = seen.outcomes
+        now = clipping.sizes(self._curving.parameters)
+        known = taken.arrived is not None and now is not None and outcome.weight is not None
+        if not self.crew.all_say(known) or taken.arrived is None or now is None or outcome.weight is None:
+            return 1.0
+        before, after = self.crew.total(torch.stack([taken.arrived, now])).tolist()
+        return clipping.factor(before, after, outcome.weight / outcome.share)
 
     def _share(self) -> float:
         """What a schedule leaves of the lr it began with."""
@@ -391,6 +434,15 @@ class KFAC(Optimizer):
             "lr='auto' follows a single loss of the output itself, of one call of the model, and this is none; going "
             f"on with lr={_CAREFUL:g}, momentum={self.param_groups[0]['momentum']:g}, clip={self.clip}: give KFAC a "
             "number for lr"
+        )
+
+    def _warn_of_being_stuck(self, still: bool) -> None:
+        name, lr = type(self._fallback).__name__, self.param_groups[1]["lr"]
+        instead = f"{name}, the fallback, takes its steps (lr={lr:g}) until one is found"
+        _warn(
+            f"lr='auto' has found no length of a step that lowers the loss, {_PATIENT} times in a row; "
+            f"{'no step is made' if still else instead}. If this lasts: larger batches, another damping, a number for "
+            "lr, or a first-order optimizer"
         )
 
     def _as_measured(self, along: Tensor, most: float) -> Tensor:

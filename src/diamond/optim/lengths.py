@@ -1,9 +1,10 @@
 """How far to go: the length of a step and how much of the last one to keep, measured instead of guessed.
 
 Along the preconditioned gradient d and the last step v the loss is, to second order, a parabola in two numbers. Its
-curvature is that of the loss at the model's output, times how the output moves: two more forward passes, without
-gradients, on the batch at hand. Layers that disturb each other, of which K-FAC knows nothing, are seen that way. It is
-done often in the beginning and rarely later; between, the two numbers stay.
+curvature is that of the loss at the model's output, times how the output moves: two more forward passes a way, without
+gradients, on the batch at hand and in the precision in which the model computed. Layers that disturb each other, of
+which K-FAC knows nothing, are seen that way. It is done often in the beginning and rarely later; between, the two
+numbers stay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from diamond.optim import sharded
+from diamond.optim.casting import Autocast
 from diamond.optim.damping import BROKEN
 from diamond.optim.losses import Outcome, first_tensor
 from diamond.optim.uses import plain
@@ -27,10 +29,14 @@ from diamond.optim.uses import plain
 MOST_MOMENTUM = 0.9
 MOST_WHEN_STILL = 4.0  # where the next measurement will be of the same loss: conjugate gradients keep more than all
 _HALVINGS = 6
-_NUDGE = 1e-3  # of the weights' own size: small enough to be linear, large enough for single precision
+_NUDGE = 1e-3  # of the weights' own size: where no length is known yet, and the most in single precision
+_LEAST_NUDGE, _MOST_NUDGE = 1e-4, 1e-2  # the least in single precision, and the most in half
+_HALF = 1e-5  # an output whose numbers are farther apart than that is one in half precision
+_VISIBLE = 4.0  # times that distance, an output must move for its derivative to be known to some percent
+_TOO_FAR = 4.0  # times the length that is found in the end, a nudge says little about the derivative
+_NUDGES = 3  # how often another one is tried
 _OWN = 1.25  # the gradient's slope over that of the loss at the output, as far as both may be the same
 _STEEPER = 4.0  # how much the gradient's slope may be over that of the loss at the output, before it is another's, too
-_NUDGE_IN_HALVES = 1e-2  # what half precision rounds away is then a few percent of the curvature found
 
 
 @dataclass(eq=False)
@@ -42,7 +48,8 @@ class Seen:
     dice: tuple[Tensor, list[Tensor]]
     output: Any = None
     slope: Tensor | None = None  # of the loss by the output, from the backward pass
-    autocast: torch.dtype | None = None  # what the model computed in, under autocast
+    autocast: Autocast | None = None
+    parts: float = 1.0  # the weight of all passes' losses in the gradient, over that of this one's
     outcomes: list[Outcome] = field(default_factory=list)
     straight: bool = False  # whether the loss is one of the model's output itself
     alone: bool = False  # whether it is the only pass that the gradients come from
@@ -135,6 +142,8 @@ def measure(
     rate: float,
     damping: float,
     add_up: Callable[[Tensor, float], Tensor],
+    clipped: float = 1.0,
+    known: Lengths | None = None,
     still: bool = False,
 ) -> Lengths | None:
     """The lengths at which the parabola is lowest; None where the loss cannot be followed from the model's output.
@@ -143,65 +152,174 @@ def measure(
         direction: what is added to the parameters, for a step of length 1.
         rate: what the length will be multiplied by.
         add_up: the mean over ranks of numbers that are means over this rank's terms, of which there are so many.
+        clipped: what the gradients were multiplied by since the backward pass. The loss is as steep as before that.
+        known: what was measured last.
         still: the batch is that of the last measurement, on all ranks.
     """
-    most = MOST_WHEN_STILL if still else MOST_MOMENTUM
     outcome = _followed(seen)
     if outcome is None:
         return None
     ways = [direction] if last is None else [direction, last]
     with _as_before(root, seen), _restored(parameters) as restore:
-        base = plain(first_tensor(seen.output)).detach()
-        nudge = _NUDGE if seen.autocast is None else _NUDGE_IN_HALVES
-
-        def moved_by(way: Sequence[Tensor], size: float) -> Tensor:
-            torch._foreach_add_(held(parameters), torch._foreach_mul(held(way), size))
-            moved = (_forward(root, seen) - base).float()
-            restore()
-            return moved
-
-        sizes = [float(nudge * _norm(parameters) / _norm(way).clamp_min(1e-30)) for way in ways]
-        moved = [moved_by(way, size) / size for way, size in zip(ways, sizes, strict=True)]
-        slopes = [sharded.dot(way, gradients) for way in ways]
-        curved = [outcome.quadratic(one, other) for place, one in enumerate(moved) for other in moved[place:]]
-        numbers = add_up(torch.stack(curved), outcome.terms)
-        slope = torch.zeros_like(base) if seen.slope is None else seen.slope
-        by_output = float(add_up((slope.float() * moved[0].reshape(slope.shape)).sum(), outcome.terms))
-        own = 1.0 if outcome.weight is None else outcome.weight / outcome.share
-        unit = float(slopes[0]) / by_output if by_output else 0.0  # not 1 for pieces of a batch and clipped gradients
-        # Half precision may round away most of what the output does.
-        checked = outcome.weight is not None and seen.alone and seen.autocast is None
-        if checked and not 0 <= unit <= _OWN * own:
-            damping += _of_a_penalty(float(slopes[0]) - own * by_output, float(sharded.dot(parameters, direction)))
-        damped = [damping * sharded.dot(one, other) for place, one in enumerate(ways) for other in ways[place:]]
-        found = _lowest(
-            [float(one) for one in slopes], [float(a + b) for a, b in zip(numbers, damped, strict=True)], most
-        )
-        if found is None:
+        again = _Again(root, seen, outcome, parameters, restore, add_up)
+        slopes = [float(sharded.dot(way, gradients)) / clipped for way in ways]
+        damped = [float(sharded.dot(one, other)) for place, one in enumerate(ways) for other in ways[place:]]
+        motion = _motion(again, ways, slopes, damped, damping, rate, known or Lengths(), still)
+        if motion is None:
             return None
-        if by_output == 0.0:
+        found, moved, numbers, whole = motion
+        if seen.slope is None:
             return replace(found, still=still)
-        whole = 0 < unit <= _STEEPER * own or not checked
-        unit = unit if whole else own
 
         def change(lengths: Lengths) -> float:
             """Of the loss, at the output that such a step really gives."""
-            step = torch._foreach_mul(held(direction), rate * lengths.step)
-            if last is not None:
-                torch._foreach_add_(step, held(last), alpha=lengths.momentum)
-            by = moved_by(step, 1.0)
-            bent = by - sum(
-                one * size for one, size in zip(moved, (rate * lengths.step, lengths.momentum), strict=False)
-            )
-            bent = unit * (slope.float() * bent.reshape(slope.shape)).sum()
-            linear = rate * lengths.step * slopes[0] + (lengths.momentum * slopes[1] if last is not None else 0.0)
-            return float(linear + add_up(torch.stack([bent + outcome.beyond(by)]), outcome.terms))
+            sizes = [rate * lengths.step, lengths.momentum][: len(ways)]
+            by = again.moved_by(ways, sizes)
+            bent = by - sum(one * size for one, size in zip(moved, sizes, strict=True))
+            linear = sum(slope * size for slope, size in zip(slopes, sizes, strict=True))
+            return linear + again.mean(again.part(slopes[0], moved[0]) * again.tangent(bent) + outcome.beyond(by))
 
-        promised = _promised(found, rate, [float(one) for one in slopes], [float(one) for one in numbers])
-        rounded = unit * torch.finfo(seen.autocast or base.dtype).eps * (slope * base.reshape(slope.shape)).abs().sum()
-        seen_from = float(add_up(rounded.float(), outcome.terms))
-        hoped = rate * found.step * float(slopes[0]) * (1 - rate / 2)
+        promised = _promised(found, rate, slopes, numbers)
+        hoped = rate * found.step * slopes[0] * (1 - rate / 2)
+        seen_from = again.mean(again.part(slopes[0], moved[0]) * again.rounded())
         return replace(_shortened(found, change, hoped, promised, seen_from), still=still, whole=whole)
+
+
+def _motion(
+    again: _Again,
+    ways: Sequence[Sequence[Tensor]],
+    slopes: list[float],
+    damped: list[float],
+    damping: float,
+    rate: float,
+    known: Lengths,
+    still: bool,
+) -> tuple[Lengths, list[Tensor], list[float], bool] | None:
+    """The lowest point of the parabola, how the output moves along each way, the curvatures along them, and whether
+    the gradient can be that of this loss and of nothing else.
+
+    A nudge that turns out to be far longer than the step, or too short for the precision, is tried again.
+    """
+    most = MOST_WHEN_STILL if still else MOST_MOMENTUM
+    sizes = again.first_nudges(ways, [rate * known.step, 1.0])
+    for tries in range(_NUDGES):
+        moved = [again.derivative(way, size) for way, size in zip(ways, sizes, strict=True)]
+        numbers = again.curvatures(moved)
+        carefully, whole = damping, True
+        if again.checked:
+            by_output = again.mean(again.tangent(moved[0])) * again.own
+            if by_output:
+                whole = 0 < slopes[0] / by_output <= _STEEPER
+                if not 0 <= slopes[0] / by_output <= _OWN:
+                    outwards = float(sharded.dot(again.parameters, ways[0]))
+                    carefully += _of_a_penalty(slopes[0] - by_output, outwards)
+        found = _lowest(slopes, [one + carefully * other for one, other in zip(numbers, damped, strict=True)], most)
+        if found is None:
+            return None
+        better = again.better_nudge(sizes[0], moved[0], rate * found.step)
+        if better is None or tries == _NUDGES - 1:
+            break
+        sizes[0] = better
+    return found, moved, numbers, whole
+
+
+class _Again:
+    """A forward pass, done again with other weights.
+
+    Attributes:
+        own: what brings the slope at the output to the size that it has in the loss, without a scaler.
+        checked: whether the gradient's slope can be compared with that at the output: it comes from this pass alone,
+            and half precision does not round away most of what the output does.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        seen: Seen,
+        outcome: Outcome,
+        parameters: Sequence[Tensor],
+        restore: Callable[[], None],
+        add_up: Callable[[Tensor, float], Tensor],
+    ) -> None:
+        self.parameters = parameters
+        self._root, self._seen, self._outcome, self._restore, self._add_up = root, seen, outcome, restore, add_up
+        self._base = plain(first_tensor(seen.output)).detach()
+        slope = torch.zeros_like(self._base) if seen.slope is None else seen.slope
+        self._slope = slope.float().reshape(self._base.shape)
+        dtype = self._base.dtype if seen.autocast is None else seen.autocast.dtype
+        self._eps = torch.finfo(dtype).eps
+        self._half = self._eps > _HALF
+        self.own = 1.0 if outcome.weight is None else outcome.weight / outcome.share
+        self.checked = outcome.weight is not None and seen.alone and not self._half
+
+    def mean(self, number: Tensor) -> float:
+        """Over all ranks."""
+        return float(self._add_up(torch.stack([number.float()]), self._outcome.terms))
+
+    def tangent(self, moved: Tensor) -> Tensor:
+        """By how much the loss rises where the output moves so, if it went on as steeply as it begins."""
+        return (self._slope * moved.reshape(self._slope.shape)).sum()
+
+    def part(self, slope: float, moved: Tensor) -> float:
+        """What the slope at this pass's output is multiplied by, to be that of all passes' losses. What the losses
+        count is not known where the loss was only named: then it is taken from the gradient, if that is possible."""
+        if self._outcome.weight is not None:
+            return self.own * self._seen.parts
+        by_output = self.mean(self.tangent(moved))
+        return slope / by_output if slope * by_output > 0 else 1.0
+
+    def rounded(self) -> Tensor:
+        """What rounding may hide of a change of the loss. It falls to either side, so that most of it cancels where
+        there is enough of it to matter."""
+        parts = self._slope * self._base.float()
+        return self._eps * (parts.square().sum().sqrt() if self._half else parts.abs().sum())
+
+    def curvatures(self, moved: Sequence[Tensor]) -> list[float]:
+        pairs = [(one, other) for place, one in enumerate(moved) for other in moved[place:]]
+        found = self._add_up(
+            torch.stack([self._outcome.quadratic(one, other) for one, other in pairs]), self._outcome.terms
+        )
+        return [float(one) for one in found]
+
+    # ---- forward passes ----------------------------------------------------------------------------------------------
+
+    def _output(self, ways: Sequence[Sequence[Tensor]], sizes: Sequence[float]) -> Tensor:
+        for way, size in zip(ways, sizes, strict=True):
+            torch._foreach_add_(held(self.parameters), held(way), alpha=size)
+        found = _forward(self._root, self._seen).float()
+        self._restore()
+        return found
+
+    def moved_by(self, ways: Sequence[Sequence[Tensor]], sizes: Sequence[float]) -> Tensor:
+        return self._output(ways, sizes) - self._base.float()
+
+    def derivative(self, way: Sequence[Tensor], size: float) -> Tensor:
+        """From both sides: from one, half of the curvature would count as slope."""
+        return (self._output([way], [size]) - self._output([way], [-size])) / (2 * size)
+
+    # ---- nudges ------------------------------------------------------------------------------------------------------
+
+    def first_nudges(self, ways: Sequence[Sequence[Tensor]], lengths: Sequence[float]) -> list[float]:
+        """About the last lengths, as far as they are known and the precision allows."""
+        found = []
+        self._far = [float(_norm(self.parameters) / _norm(way).clamp_min(1e-30)) for way in ways]
+        for far, length in zip(self._far, lengths, strict=False):
+            least, most = (0.0, _MOST_NUDGE) if self._half else (_LEAST_NUDGE, _NUDGE)
+            found.append(min(max(length, least * far), most * far) if length else _NUDGE * far)
+        return found
+
+    def better_nudge(self, size: float, moved: Tensor, length: float) -> float | None:
+        """Where this one is no good for the length that was found with it."""
+        least = _LEAST_NUDGE * self._far[0]
+        if self._half:
+            squares = torch.stack([(moved * size).square().mean(), self._base.float().square().mean()])
+            motion, output = (math.sqrt(float(one)) for one in self._add_up(squares, self._outcome.terms))
+            if not motion > 0:
+                return None
+            least = size * _VISIBLE * self._eps * output / motion
+        if size < 0.5 * least:
+            return min(least, _MOST_NUDGE * self._far[0]) if size < 0.5 * _MOST_NUDGE * self._far[0] else None
+        return max(length, least) if size > _TOO_FAR * max(length, least) else None
 
 
 def _of_a_penalty(slope: float, outwards: float) -> float:
@@ -294,7 +412,8 @@ def held(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _forward(root: nn.Module, seen: Seen) -> Tensor:
-    found = plain(first_tensor(root(*seen.args, **seen.kwargs))).detach()
+    with contextlib.nullcontext() if seen.autocast is None else seen.autocast.entered():
+        found = plain(first_tensor(root(*seen.args, **seen.kwargs))).detach()
     sharded.gather_up(sharded.fsdp_modules(root))  # or the next pass would see the parameters of this one
     return found
 
