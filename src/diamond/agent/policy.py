@@ -22,6 +22,7 @@ from diamond.core.endpoints import EndpointFacts
 from diamond.core.recipes import BUILDERS
 from diamond.core.resources import Resources, parse_memory
 from diamond.core.sbatch.layout import split_gres
+from diamond.core.sbatch.options import OPTIONS
 from diamond.core.tasks import TaskSpec
 from diamond.core.wire import JobOrder
 
@@ -40,7 +41,10 @@ _GETS_CPUS = (
     "ntasks-per-gpu", "ntasks-per-tres", "core-spec", "thread-spec",
 )  # fmt: skip
 _GETS_GPUS = ("gpus-per-socket", "tres-per-task", "resources")
-_GPU_GRES = re.compile(r"(?:gres[/:])?gpu\b", re.IGNORECASE)
+_GPU_GRES = re.compile(r"(?:gres[/:])?(?:gpu|mps|shard)\b", re.IGNORECASE)  # the last two are parts of GPUs
+# They put the whole job, with the script that would enter its image, into a container of somebody else's making; what
+# options of a site's plug-ins do (Pyxis has --container-image and --container-mounts) nobody can tell here.
+_GETS_OUT = ("container", "container-id", "bb", "bbf")
 _ADDRESS = re.compile(r"\b(?!file:)[a-z][a-z0-9+.-]*://(?!/)[^,;\s]*")  # docker://…: a place elsewhere
 _PATH = re.compile(r"(?:^|[=,:;\s])((?:~[\w.-]*)?/[^=,:;\s]*|(?:[^=,:;\s]*/)?\.\.(?:/[^=,:;\s]*)?(?=[=,:;\s]|$))")
 
@@ -311,6 +315,12 @@ class Policy:
 
     def _what(self, spec: TaskSpec) -> Iterator[str]:
         image = spec.resources.image_id or ""
+        for name, option in _extra(spec) if self.containers_only else ():
+            if (name in _GETS_OUT or name not in OPTIONS) and name not in (self.allowed_extra or ()):
+                yield (
+                    f"containers_only = true, which {option[:80]} in slurm.extra might get around (allowed_extra may "
+                    "name it)"
+                )
         if self.allowed_extra is not None:
             for name, _ in _extra(spec):
                 if not matches(name, self.allowed_extra):
