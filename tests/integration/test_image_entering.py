@@ -115,7 +115,7 @@ class Place:
         if is_guest:
             for stream in ("metrics", "train"):
                 made.stream(stream).touch()
-            make_view(made, library=bool(library))
+            make_view(made, str(self.outside(Path(library))) if library else "")
         for path in (made.path, *made.path.rglob("*")):
             os.chown(path, self.uid, self.uid, follow_symlinks=False)
         return inside
@@ -461,9 +461,21 @@ def test_a_guests_program_hears_the_same_signals(account: Account, how: str) -> 
 def test_a_guest_is_lent_the_library(account: Account) -> None:
     place, library = account.place, f"{account.agent}/diamond.pyz"
     place.outside(Path(library)).write_bytes(onefile.build())
-    program = "import diamond.train as t; t.log(step=1, loss=2.0); print(t.__file__)"
+    program = "import os, diamond.train as t; t.log(step=1, loss=2.0); print(t.__file__)"
+    program += "; open(os.environ['DIAMOND_RUN_DIR'] + '/diamond.pyz', 'w').write('spoilt')"
     inside = place.stage("guest_library", "true", library=library, is_guest=True, around=account.around)
     metrics = str(inside.stream("metrics"))
     done = place.run(inside, "--", "python3", "-c", program, DIAMOND_METRICS_FILE=metrics, HOME=account.home)
     assert done.stdout.startswith(f"{inside.path}/diamond.pyz/"), done.stderr
     assert b'"loss"' in place.outside(inside.stream("metrics")).read_bytes()
+    assert place.outside(Path(library)).read_bytes() == onefile.build(), "the agent's own is not a guest's to change"
+
+
+def test_an_owners_task_is_lent_the_library_to_read(account: Account) -> None:
+    place, library = account.place, f"{account.agent}/diamond.pyz"
+    place.outside(Path(library)).write_bytes(onefile.build())
+    inside = place.stage("owner_library", "true", library=library, around=account.around)
+    program = "import sys, diamond.train as t; print(t.__file__); open(sys.argv[1], 'a').write('spoilt')"
+    done = place.run(inside, "--", "python3", "-c", program, library, HOME=account.home)
+    assert done.stdout.startswith(f"{library}/"), done.stderr
+    assert place.outside(Path(library)).read_bytes() == onefile.build()

@@ -17,6 +17,7 @@ from diamond.core.states import TaskState
 from diamond.sdk.client import Client
 from testing import people
 from testing.cluster import BINDS, Cluster
+from testing.images import BASE_INSIDE, image_binds
 from testing.minihpc import Site
 from testing.minihpc.fixtures import require
 from testing.waiting import eventually
@@ -42,6 +43,19 @@ def bob(cluster: Cluster, tmp_path: Path) -> Iterator[Client]:
     config = people.save(Home(tmp_path / "bob"), cluster.service.url, people.invite(admin, "bob"))
     with Client(url=config.url, token=config.token) as client:
         yield client
+
+
+ON_HOST = "allow_others = true\nallow_others_on_host = true\n"
+
+
+def _others_problem(client: Client) -> str:
+    facts = client.endpoints.get("cluster").facts
+    return facts.others_problem if facts is not None else ""
+
+
+def _warns(client: Client) -> bool:
+    usage = client.endpoints.get("cluster").usage
+    return usage is not None and any("allow_others = true is not in force" in text for text in usage.warnings)
 
 
 def set_policy(cluster: Cluster, text: str, client: Client, allows: bool) -> None:
@@ -79,7 +93,14 @@ def test_others_run_only_with_the_policy_and_are_on_record(cluster: Cluster, bob
         assert alice.tasks.wait(own.id, timeout_s=90).state is TaskState.SUCCEEDED
         assert ledger(cluster) == [], "its owner's own jobs are not others'"
 
-        set_policy(cluster, "allow_others = true\n", alice, True)
+        # Alone it is not in force: bob's tasks would run among the files of the account.
+        cluster.site.write(f"{cluster.home_inside}/policy.toml", "allow_others = true\n", user="user1")
+        eventually(lambda: _others_problem(alice), within_s=60, what="the agent has said why it refuses others")
+        with pytest.raises(InvalidInput, match="neither containers_only = true nor allow_others_on_host = true"):
+            bob.tasks.create(spec)
+        eventually(lambda: _warns(alice), within_s=60, what="and warns of it")
+
+        set_policy(cluster, ON_HOST, alice, True)
         task = bob.tasks.create({**spec, "slurm": {"extra": ["--comment=nobody asked for this"]}})
         eventually(lambda: bob.tasks.get(task.id).jobs[-1].scheduler_id, within_s=60, what="it is in Slurm's queue")
         number = bob.tasks.get(task.id).jobs[-1].scheduler_id
@@ -106,7 +127,7 @@ def test_the_agent_decides_whatever_the_server_believes(cluster: Cluster, bob: C
         alice.projects.create("lab")
         alice.projects.set_member("lab", "bob", "member")
         alice.projects.share_endpoint("lab", "cluster")
-        set_policy(cluster, "allow_others = true\n", alice, True)
+        set_policy(cluster, ON_HOST, alice, True)
         cluster.stop_agent()
         task = bob.tasks.create({"run": "echo no", "project": "lab", "resources": {"infra": "cluster"}})
         cluster.site.write(f"{cluster.home_inside}/policy.toml", "", user="user1")
@@ -115,3 +136,68 @@ def test_the_agent_decides_whatever_the_server_believes(cluster: Cluster, bob: C
         assert done.state is TaskState.FAILED
         assert "allow_others = false, the task is of user bob and this endpoint is alice's" in done.detail
         assert ledger(cluster) == []
+
+
+# What a guest's program tries from within an image, end to end. $1 is the agent's home.
+ATTACK = """\
+for file in "$1/token" "$1/policy.toml" /home/user1/.bashrc ../../../token; do cat "$file"; done
+for at in /proc/[0-9]*; do cat "$at/root$1/token"; done
+mkdir -p "$1"; printf 'allow_others = true\\nallow_others_on_host = true\\n' > "$1/policy.toml"
+ls /home/user1/.diamond/agents/*/jobs; echo 'touch /home/user1/hosted' >> "$DIAMOND_RUN_DIR/inside.sh"
+echo looked
+"""
+SIF = "/home/user1/image.sif"
+
+
+def test_a_guest_in_an_image_gets_at_nothing_and_works(guests: Cluster, tmp_path: Path) -> None:
+    site, agent = guests.site, guests.home_inside
+    admin = ClientConfig.load(guests.service.home)
+    assert admin is not None
+    config = people.save(Home(tmp_path / "bob"), guests.service.url, people.invite(admin, "bob"))
+    with guests.service.client() as alice, Client(url=config.url, token=config.token) as bob:
+        alice.projects.create("lab")
+        alice.projects.set_member("lab", "bob", "member")
+        alice.projects.share_endpoint("lab", "cluster")
+        policy = "allow_others = true\ncontainers_only = true\n"
+        set_policy(guests, policy, alice, True)
+        resources = {"infra": "cluster", "image_id": SIF, "cpus": 1}
+        with_image = {"project": "lab", "resources": resources}
+        # It is in the home of the account: no image that others may name.
+        done = bob.tasks.wait(bob.tasks.create({**with_image, "run": "true"}).id, timeout_s=90)
+        assert "names /home/user1/image.sif as its image, which would show it files of this account" in done.detail
+        site.run(["cp", SIF, "/scratch/image.sif"], user="user1")
+        resources["image_id"] = "/scratch/image.sif"
+        # Two nodes, two ranks each; all of it by bob's own words.
+        task = bob.tasks.create(
+            {**with_image, "num_nodes": 2, "ranks_per_node": 2, "outputs": ["made-*"],
+             "setup": f"cat > look.sh <<'END'\n{ATTACK}END\nsh look.sh {agent}",
+             "run": f"sh look.sh {agent}; echo $RANK > made-$RANK; echo home $HOME"}
+        )  # fmt: skip
+        done = bob.tasks.wait(task.id, timeout_s=150)
+        log = b"".join(bob.tasks.logs(task.id)).decode()
+        token = site.path(f"{agent}/token").read_text().strip()
+        assert done.state is TaskState.SUCCEEDED, f"{done.detail}\n{log}"
+        assert log.count("looked") == 5, log
+        assert token not in log and "job_" not in log.replace(done.jobs[-1].id, ""), log
+        assert sorted(output.path for output in done.outputs) == [f"made-{rank}" for rank in range(4)]
+        assert log.count(f"home {done.jobs[-1].run_dir}/home") == 4
+        assert site.path(f"{agent}/policy.toml").read_text() == policy
+        assert not site.path("/home/user1/hosted").exists()
+        # The owner's own task still has the home.
+        own = alice.tasks.create(
+            {"run": f"ls ~/image.sif; cat {agent}/token || echo none", "resources": {**resources, "image_id": SIF}}
+        )
+        mine = alice.tasks.wait(own.id, timeout_s=90)
+        log = b"".join(alice.tasks.logs(own.id)).decode()
+        assert mine.state is TaskState.SUCCEEDED and "/home/user1/image.sif\n" in log and log.endswith("none\n"), log
+        assert token not in log
+
+
+@pytest.fixture
+def guests(tmp_path: Path) -> Iterator[Cluster]:
+    require("trixie")
+    with Site("guests", binds={**BINDS, **image_binds()}) as site:
+        site.write("/home/user1/image.def", f"Bootstrap: localimage\nFrom: {BASE_INSIDE}\n", user="user1")
+        site.run(["apptainer", "--quiet", "build", SIF, "image.def"], timeout=300)
+        with Cluster(site, tmp_path / "server") as running:
+            yield running

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import stat
 import sys
 import sysconfig
@@ -126,15 +127,20 @@ def entrance(
     return {file: text.encode() for file, text in files.items()}
 
 
-def make_view(run_dir: RunDir, *, library: bool) -> None:
+def make_view(run_dir: RunDir, library: str = "") -> None:
     """What stands in for the run directory in a guest's container: places to put its files at, and room for more.
 
     Made once, before anything of the guest's runs: the guest can write here, so nothing here may be written later.
+
+    Args:
+        library: see `ScriptPlan.library`; copied, since not every runtime can show a file for reading alone.
     """
     run_dir.view.mkdir(mode=0o700)
-    for name in (*SHOWN_FILES, *((LIBRARY,) if library else ())):
-        if name == LIBRARY or os.path.lexists(run_dir.path / name):
+    for name in SHOWN_FILES:
+        if os.path.lexists(run_dir.path / name):
             (run_dir.view / name).touch(mode=0o600)
+    if library:
+        shutil.copyfile(library, run_dir.view / LIBRARY)
     for name in SHOWN_FOLDERS:
         if os.path.lexists(run_dir.path / name):
             (run_dir.view / name).mkdir(mode=0o700)

@@ -150,7 +150,7 @@ class Stager:
             if order.spec.secrets and order.work is None:
                 self._bring_secrets(order, run_dir, is_cancelled)  # last: what fails leaves none behind
             if order.work is None and self._is_contained_guest(order):
-                make_view(run_dir, library=bool(_library()))
+                make_view(run_dir, _library())
         except OSError as error:
             where = error.filename or path
             if error.errno in FULL_ERRORS:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 VIEW = "view"  # below the run directory of a guest's job
-LIBRARY = "diamond.pyz"  # where a guest finds the one-file agent's library, in its run directory
+LIBRARY = "diamond.pyz"  # in the view: a copy of the one-file agent, whose library a guest may use and spoil
 # What a guest's program is shown of its run directory, each under its own name. The first are files.
 SHOWN_FILES = (
     *("enter.sh", "env.sh", "run.sh", "setup.sh", "secrets.sh"),
@@ -76,23 +76,27 @@ for path in "${binds[@]}"; do
   mounts+=("$path:$path")
 done
 hide() {
-  local mask=$1 folder=$2 at=$3 path
+  local mask=$1 folder=$2 at=$3 path place
   mounts+=("$mask:$at:ro")
   for path in "${own[@]}"; do
     [[ $path == "$folder"/* ]] || continue
+    place=$mask${path#"$folder"}
     if [[ -d $path ]]; then
-      mkdir -p "$mask${path#"$folder"}"
-    else
-      mkdir -p "$mask$(dirname "${path#"$folder"}")"
-      : >> "$mask${path#"$folder"}"
+      mkdir -p "$place"
+      mounts+=("$path:$at${path#"$folder"}")
+    elif [[ ! -e $place ]]; then  # a copy: not every runtime can show a file for reading alone
+      mkdir -p "${place%/*}" && cp "$path" "$place.$$" && mv "$place.$$" "$place"
     fi
-    mounts+=("$path:$at${path#"$folder"}")
   done
 }
 number=0
 for folder in "${hidden[@]}"; do
   folder=$(real "$folder")
-  [[ $folder == /?* && -d $folder && $folder != *[:,\"\\]* ]] || continue
+  [[ $folder == /?* && -d $folder ]] || continue
+  if [[ $folder == *[:,\"\\]* ]]; then
+    printf 'diamond: no container runtime can be told to hide %s\n' "$folder" >&2
+    exit @no_run_dir@
+  fi
   mask=$run_dir/masks/$((number++))
   mkdir -p "$mask"
   hide "$mask" "$folder" "$folder"
@@ -109,7 +113,8 @@ for path in "${own[@]}"; do
   for folder in "${hidden[@]}" "${kept[@]}"; do
     if is_below "$path" "$(real "$folder")"; then continue 2; fi
   done
-  mounts+=("$path:$path")
+  if [[ -d $path ]]; then way=; else way=:ro; fi
+  mounts+=("$path:$path$way")
 done
 if [[ $here != "$run_dir" && -z $named ]]; then
   mounts+=("$here:$run_dir")
@@ -122,7 +127,7 @@ fi
 
 _LIBRARY_OF_OWNER = """\
 library=$(real {library})
-own+=("$library")
+if [[ -n $library ]]; then own+=("$library"); fi
 """
 
 _OF_GUEST = r"""
@@ -160,7 +165,7 @@ if [[ -L $work ]]; then
   work=${run_dir%/*}/${link#../}
 fi
 mounts+=("$work:$work")
-@library@# /tmp of a node is every job's: agents of keys, terminals and browsers of this account listen in there.
+# /tmp of a node is every job's: agents of keys, terminals and browsers of this account listen in there.
 tmp=$run_dir/tmp/${HOSTNAME:-node}
 if [[ $TMPDIR == /?* && $TMPDIR != /tmp && $TMPDIR != /var/tmp && $TMPDIR != *[:,\"\\]* && -d $TMPDIR ]] &&
   ! leads_in "$(real "$TMPDIR")"; then tmp=$TMPDIR/diamond-${run_dir##*/}; fi
@@ -201,17 +206,16 @@ def bash_of(view: View, *, binds: Sequence[str], library: str, no_run_dir: int) 
 
     Args:
         binds: further paths to show, where they exist.
-        library: a file to show; empty: none.
+        library: a file to show, if it is not a guest's program, who has a copy; empty: none.
         no_run_dir: exit status where there is no folder for temporary files.
     """
     hidden = " ".join(map(shlex.quote, outermost(view.hidden)))
     names = "".join(f" {shlex.quote(path)}" for path in binds)
     if not view.is_guest:
         brought = _LIBRARY_OF_OWNER.format(library=shlex.quote(library)) if library else ""
-        text = _OF_OWNER.replace("@library@", brought)
+        text = _OF_OWNER.replace("@library@", brought).replace("@no_run_dir@", str(no_run_dir))
     else:
-        brought = f'mounts+=({shlex.quote(library)}:"$run_dir/{LIBRARY}")\n' if library else ""
-        text = _OF_GUEST.replace("@library@", brought).replace("@no_run_dir@", str(no_run_dir))
+        text = _OF_GUEST.replace("@no_run_dir@", str(no_run_dir))
         text = text.replace("@home@", f" {shlex.quote(view.home)}" if view.home else "")
         text = text.replace("@shown@", " ".join((*SHOWN_FILES, *SHOWN_FOLDERS)))
     return _BIND + text.replace("@hidden@", hidden).replace("@binds@", names)

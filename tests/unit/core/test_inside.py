@@ -286,7 +286,7 @@ def test_a_second_name_of_the_home_is_masked_as_well(told: RunDir, tmp_path: Pat
 
 @pytest.mark.parametrize("bad", ["{home}", "{home}/jobs", "{up}", "/", "{link}", "{home}/jobs/job_02"])
 def test_guests_are_shown_nothing_that_leads_into_the_account(told: RunDir, tmp_path: Path, bad: str) -> None:
-    make_view(told, library=False)
+    make_view(told)
     (tmp_path / "jobs/job_02").mkdir()
     with tempfile.TemporaryDirectory(prefix="names-", dir="/var/tmp") as elsewhere:
         link = Path(elsewhere) / "link"
@@ -304,7 +304,7 @@ def test_guests_are_shown_nothing_that_leads_into_the_account(told: RunDir, tmp_
 
 
 def test_guests_get_no_token_and_no_place_of_the_node(told: RunDir, tmp_path: Path) -> None:
-    make_view(told, library=False)
+    make_view(told)
     view = View(is_guest=True, home=str(tmp_path), hidden=(str(tmp_path / "jobs"),))
     told.inside.write_text(inside_script(USES["apptainer"], run_dir=str(told.path), view=view))
     env = {

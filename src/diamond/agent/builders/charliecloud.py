@@ -13,6 +13,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from diamond.agent import programs
@@ -199,12 +200,13 @@ def _unpack(archive: Path, target: Path, leave: Sequence[str] = ()) -> None:
         ) from error
 
 
-def _alone() -> list[str]:
-    """So that programs of a build have no other process of this account to look into, or to end."""
-    unshare = programs.find("unshare")
-    if unshare is None:
-        return []
-    return [str(unshare), "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+@lru_cache(maxsize=1)
+def _alone() -> tuple[str, ...]:
+    """So that programs of a build have no other process of this account to end; looking into one their user namespace
+    forbids them anyway. Where `unshare` is too old for that, they have."""
+    begin = (programs.find("unshare") or "", *("--user", "--map-current-user", "--pid", "--fork", "--kill-child"))
+    whole = (*begin, "--mount-proc")
+    return whole if begin[0] and programs.ask([*whole, "true"], timeout_s=_ASK_S).status == 0 else ()
 
 
 def _environ() -> dict[str, str]:

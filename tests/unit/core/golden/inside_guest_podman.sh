@@ -52,7 +52,6 @@ if [[ -L $work ]]; then
   work=${run_dir%/*}/${link#../}
 fi
 mounts+=("$work:$work")
-mounts+=('/home/me/it'"'"'s/agent.pyz':"$run_dir/diamond.pyz")
 # /tmp of a node is every job's: agents of keys, terminals and browsers of this account listen in there.
 tmp=$run_dir/tmp/${HOSTNAME:-node}
 if [[ $TMPDIR == /?* && $TMPDIR != /tmp && $TMPDIR != /var/tmp && $TMPDIR != *[:,\"\\]* && -d $TMPDIR ]] &&

@@ -26,7 +26,7 @@ here=$(real "$run_dir") work=$(real "$run_dir/work")
 own=("$here")
 if [[ $work != "$here"/* ]]; then own+=("$work"); fi
 library=$(real '/home/me/it'"'"'s/agent.pyz')
-own+=("$library")
+if [[ -n $library ]]; then own+=("$library"); fi
 is_below() { [[ -n $2 && ( $1 == "$2" || $2 == / || $1 == "$2"/* ) ]]; }
 mounts=() kept=()
 for path in "${binds[@]}"; do
@@ -38,23 +38,27 @@ for path in "${binds[@]}"; do
   mounts+=("$path:$path")
 done
 hide() {
-  local mask=$1 folder=$2 at=$3 path
+  local mask=$1 folder=$2 at=$3 path place
   mounts+=("$mask:$at:ro")
   for path in "${own[@]}"; do
     [[ $path == "$folder"/* ]] || continue
+    place=$mask${path#"$folder"}
     if [[ -d $path ]]; then
-      mkdir -p "$mask${path#"$folder"}"
-    else
-      mkdir -p "$mask$(dirname "${path#"$folder"}")"
-      : >> "$mask${path#"$folder"}"
+      mkdir -p "$place"
+      mounts+=("$path:$at${path#"$folder"}")
+    elif [[ ! -e $place ]]; then  # a copy: not every runtime can show a file for reading alone
+      mkdir -p "${place%/*}" && cp "$path" "$place.$$" && mv "$place.$$" "$place"
     fi
-    mounts+=("$path:$at${path#"$folder"}")
   done
 }
 number=0
 for folder in "${hidden[@]}"; do
   folder=$(real "$folder")
-  [[ $folder == /?* && -d $folder && $folder != *[:,\"\\]* ]] || continue
+  [[ $folder == /?* && -d $folder ]] || continue
+  if [[ $folder == *[:,\"\\]* ]]; then
+    printf 'diamond: no container runtime can be told to hide %s\n' "$folder" >&2
+    exit 73
+  fi
   mask=$run_dir/masks/$((number++))
   mkdir -p "$mask"
   hide "$mask" "$folder" "$folder"
@@ -71,7 +75,8 @@ for path in "${own[@]}"; do
   for folder in "${hidden[@]}" "${kept[@]}"; do
     if is_below "$path" "$(real "$folder")"; then continue 2; fi
   done
-  mounts+=("$path:$path")
+  if [[ -d $path ]]; then way=; else way=:ro; fi
+  mounts+=("$path:$path$way")
 done
 if [[ $here != "$run_dir" && -z $named ]]; then
   mounts+=("$here:$run_dir")
