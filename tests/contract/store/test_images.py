@@ -210,6 +210,21 @@ def test_settling_is_repeatable_and_survives_a_crash_before_it(ctx: Context, use
     assert kinds.count("image.ready") == 1
 
 
+def test_unless_one_is_named_others_build_nothing_of_mine(
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
+    """Whoever builds an image decides what is in it. Being let into a project, which nobody is asked, is no consent."""
+    lab("alpha")
+    for call in (image_builds.plan, image_builds.build):
+        with pytest.raises(InvalidInput, match="name it with --infra"):
+            call(ctx, other_id, RECIPE)
+    assert image_builds.plan(ctx, other_id, RECIPE, project="lab").endpoint == "alpha"
+    named = image_builds.build(ctx, other_id, RECIPE, endpoint="alpha")[0]
+    assert named.replica is not None and named.replica.endpoint == "alpha"
+    ImageAgent(ctx, other_id, "own")
+    assert image_builds.plan(ctx, other_id, RECIPE).endpoint == "own"
+
+
 def test_two_users_of_one_name_do_not_meet(
     ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
 ) -> None:

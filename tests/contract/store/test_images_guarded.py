@@ -15,6 +15,7 @@ from diamond.core.images import FACTS_FILE, ImageFacts, ReplicaState
 from diamond.core.reasons import Reason
 from diamond.core.states import Desired, JobState, TaskState
 from diamond.server.services import (
+    endpoint_shares,
     image_builds,
     image_copies,
     image_drafts,
@@ -69,6 +70,33 @@ def test_one_odd_result_does_not_hold_up_the_others(ctx: Context, user_id: str, 
     failed, well = ReplicaState.FAILED, ReplicaState.READY
     assert states == {"odd": failed, "endless": failed, "env": well}
     assert "cannot be kept" in at(ctx, user_id, "odd", "alpha").failure.message
+
+
+def test_what_somebody_else_had_made_at_their_endpoint_goes_nowhere_else(
+    ctx: Context, user_id: str, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
+    """Whoever may use an image decides what is in the one that is made at their endpoint."""
+    lab("alpha")
+    image_id, _ = ready(ctx, user_id, agent)
+    images.share(ctx, user_id, image_id, "project", project="lab")
+    image_copies.remove(ctx, user_id, image_id, endpoint="alpha")
+    agent.finish()
+    trap = ImageAgent(ctx, other_id, "trap")
+    made, _ = image_copies.copy(ctx, other_id, image_id, "trap")
+    assert made.how == "built"
+    trap.finish(digest="sha256:" + "e" * 64)
+    assert at(ctx, other_id, image_id, "trap").state is ReplicaState.READY, "its owner may use it there"
+    made, _ = image_copies.copy(ctx, user_id, image_id, "alpha")
+    assert made.how == "built", "and others make their own"
+    image_copies.remove(ctx, user_id, image_id, endpoint="alpha", force=True)
+    agent.plan()
+    for order in agent.orders():
+        if order.work is not None and order.work.action == "remove":
+            agent.finish(order)
+    endpoint_shares.share(ctx, other_id, "lab", "trap")
+    endpoint_shares.approve(ctx, user_id, "lab", "trap")
+    made, _ = image_copies.copy(ctx, user_id, image_id, "alpha")
+    assert made.how == "copied", "unless the image's project approved of the endpoint"
 
 
 def test_a_copy_with_other_bytes_is_no_copy_and_is_rebuilt(ctx: Context, user_id: str, agent: ImageAgent) -> None:

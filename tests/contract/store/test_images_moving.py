@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +72,17 @@ def test_an_import_is_taken_in_where_it_fits(ctx: Context, user_id: str, agent: 
     assert images.get(ctx, user_id, "env").state is ReplicaState.READY
     third, is_new = image_copies.import_image(ctx, user_id, **exported(ctx, user_id))
     assert (third.cached, is_new) == (True, False)
+
+
+def test_an_import_goes_to_nobody_elses_endpoint_by_itself(
+    ctx: Context, other_id: str, agent: ImageAgent, lab: Callable[..., None]
+) -> None:
+    lab("alpha")
+    with pytest.raises(InvalidInput, match="no connected endpoint of your own") as caught:
+        image_copies.import_image(ctx, other_id, **exported(ctx, other_id))
+    assert (caught.value.hint, caught.value.field) == ("name one: alpha", "endpoint")
+    made, _ = image_copies.import_image(ctx, other_id, **exported(ctx, other_id), endpoint="alpha")
+    assert made.replica.endpoint == "alpha"
 
 
 def test_an_import_that_does_not_fit_is_rebuilt_from_its_lock(ctx: Context, user_id: str) -> None:

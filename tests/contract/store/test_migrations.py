@@ -12,7 +12,8 @@ from alembic.runtime.migration import MigrationContext
 from diamond.core.states import TaskState
 from diamond.server.services import tasks, tokens
 from diamond.server.store.db import Database
-from diamond.server.store.models import Base, HoldingRow
+from diamond.server.store.identity_models import EndpointShareRow
+from diamond.server.store.models import Base, EndpointRow, HoldingRow
 from testing.context import make_context
 
 # As the first release wrote them; never change these rows, add new ones for later releases.
@@ -101,6 +102,65 @@ def test_owners_keep_the_bundles_that_their_tasks_and_images_name(database_url: 
     with ctx.db.read() as session:
         kept = {(row.holder, row.ref) for row in session.scalars(sa.select(HoldingRow))}
     assert kept == {*(("usr_00000000a", ref) for ref in (folder, mount, inside)), ("usr_00000000b", recipe)}
+    ctx.db.close()
+
+
+def test_shares_of_owners_are_approved_and_what_ran_is_believed(database_url: str, tmp_path: Path) -> None:
+    """Before shares were approved, any member shared; what no owner of the project shared waits for one now."""
+    db = Database(database_url)
+    db.migrate("0011")
+    spec = json.dumps({"run": "x", "num_nodes": 2, "resources": {"cpus": "3.5+"}})
+    plain = json.dumps({"run": "x"})
+    statements = [
+        *(
+            f"INSERT INTO users (id, name, created_at) VALUES ('usr_{name}', '{name}', 1.0)"
+            for name in ("alice", "bob")
+        ),
+        *(
+            "INSERT INTO endpoints (id, owner_id, name, created_at, revision)"
+            f" VALUES ('end_{name}', 'usr_{name}', 'of-{name}', 1.0, 0)"
+            for name in ("alice", "bob")
+        ),
+        "INSERT INTO projects (id, name, title, created_at) VALUES ('prj_lab', 'lab', '', 1.0)",
+        *(
+            "INSERT INTO members (project_id, user_id, role, created_at)"
+            f" VALUES ('prj_lab', 'usr_{name}', '{role}', 1.0)"
+            for name, role in (("alice", "owner"), ("bob", "member"))
+        ),
+        *(
+            "INSERT INTO endpoint_shares (endpoint_id, project_id, created_at)"
+            f" VALUES ('end_{name}', 'prj_lab', 7.0)"
+            for name in ("alice", "bob")
+        ),
+        *(
+            "INSERT INTO tasks (id, owner_id, name, spec, state, desired, detail, attempt, priority, pending_reason,"
+            f" outputs, created_at, kind) VALUES ('tsk_{number}', 'usr_bob', 't', '{raw}', 'SUCCEEDED', 'run', '', 1,"
+            f" 0, '', '[]', 1.0, '{kind}')"
+            for number, raw, kind in ((1, spec, "command"), (2, plain, "command"), (3, plain, "build"))
+        ),
+        *(
+            "INSERT INTO jobs (id, task_id, endpoint_id, attempt, state, desired, revision, detail, run_dir, hosts,"
+            f" created_at, ended_at, num_nodes, num_gpus) VALUES ('job_{number}', 'tsk_{number}', 'end_{where}', 1,"
+            f" '{state}', 'run', 1, '', '', '[]', 1.0, {ended}, {nodes}, {gpus})"
+            for number, where, state, ended, nodes, gpus in (
+                (1, "bob", "SUCCEEDED", 9.0, 2, 0), (2, "bob", "SUCCEEDED", 5.0, 1, 4),
+                (3, "alice", "SUCCEEDED", 5.0, 0, 0),
+            )
+        ),
+    ]  # fmt: skip
+    with db.engine.begin() as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement.replace(":", r"\:")))
+    db.close()
+    ctx = make_context(database_url, tmp_path)
+    with ctx.db.read() as session:
+        shares = {
+            row.endpoint_id: (row.approved_at, row.approved_by) for row in session.scalars(sa.select(EndpointShareRow))
+        }
+        places = session.scalars(sa.select(EndpointRow).order_by(EndpointRow.id)).all()
+        proven = {row.id: (row.proven_at, row.proven_cpus, row.proven_gpus) for row in places}
+    assert shares == {"end_alice": (7.0, "usr_alice"), "end_bob": (None, None)}
+    assert proven == {"end_alice": (None, 0, 0), "end_bob": (5.0, 8, 4)}
     ctx.db.close()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diamond.core.endpoints import EndpointFacts, EndpointUsage, Gpu
 from diamond.core.tasks import TaskSpec
-from diamond.planner.partitions import is_gpu_model
+from diamond.planner.partitions import Obstacle, is_gpu_model
 from diamond.planner.placement import Candidate, place
 
 
@@ -47,6 +48,19 @@ def test_naming_an_endpoint_is_obeyed() -> None:
     found = place(spec(resources={"infra": "b"}), [candidate("a"), candidate("b", online=False)])
     assert found.endpoint == "b"
     assert any("offline" in reason for reason in found.why)
+
+
+def test_what_is_borne_out_beats_all_that_is_claimed_but_being_there() -> None:
+    boast, steady = replace(candidate("a", cpus=512), doubt=1), replace(candidate("b", used=8, queued=9), rank=4)
+    assert place(spec(), [boast, steady]).endpoint == "b"
+    assert place(spec(), [boast, replace(steady, online=False)]).endpoint == "a"
+    assert place(spec(resources={"cpus": 64}), [boast, steady]).endpoint == "a", "where else it would not fit"
+
+
+def test_what_stands_in_the_way_is_said_before_its_agent_has_spoken() -> None:
+    shut = Candidate(name="new", online=False, facts=None, obstacle=Obstacle(field="resources.infra", text="no"))
+    found = place(spec(), [shut])
+    assert (found.endpoint, found.undecided, found.obstacles["new"].text) == (None, (), "no")
 
 
 def test_an_agent_that_never_spoke_decides_nothing() -> None:

@@ -205,7 +205,9 @@ def _unwanted(
     whose = f"project {home.name}" if home is not None and home.personal_of is None else "your own project"
     for row in rows:
         if row.id not in trusted:
-            text = f"it is another's, and the image would be in {whose}, with which it is not shared; name it"
+            text = (
+                f"it is another's, and the image would be in {whose}, with which it is not shared; name it with --infra"
+            )
             found.setdefault(row.id, Obstacle(field="endpoint", text=text))
     return found
 

@@ -24,12 +24,12 @@ from diamond.core.recipes import Recipe
 from diamond.core.states import FINAL_TASK_STATES, TaskState
 from diamond.core.tasks import TaskSpec
 from diamond.planner.partitions import Obstacle
-from diamond.server.services import image_work, images
+from diamond.server.services import access, image_work, images
 from diamond.server.services.context import Context
-from diamond.server.services.image_ways import RANKS, Way, use_of, use_of_path, way_to
+from diamond.server.services.image_ways import RANKS, Results, Way, use_of, use_of_path, way_to
 from diamond.server.services.projects import default_visibility
 from diamond.server.services.snapshots import endpoints, facts_of, gpu_models, knows_builders, usable
-from diamond.server.store.identity_models import ProjectRow
+from diamond.server.store.identity_models import EndpointShareRow, ProjectRow
 from diamond.server.store.models import EndpointRow, ImageRow, ReplicaRow, TaskRow
 
 _DOING = {"built": "built at", "rebuilt": "rebuilt at", "copied": "copied to", "linked": "taken over at"}
@@ -233,6 +233,7 @@ def need_image(
         live = [(replica, at) for replica, at in results if replica.state in images.LIVE]
         results = [(replica, at) for replica, at in live if has_digest(session, replica, pinned)]
         others = {at.id for _, at in live} - {at.id for _, at in results}
+    doubtful = set() if pinned else _doubtful(session, image, results)
     for row in rows:
         if facts_of(row) is None:
             continue
@@ -243,7 +244,7 @@ def need_image(
         kind = base_builder(session, base, row)
         way = way_to(
             image, recipe, row, results, ctx.clock(),
-            tried=tried, base_builder=kind, pinned=pinned, lost_base=lost_base,
+            tried=tried, base_builder=kind, pinned=pinned, lost_base=lost_base, doubtful=doubtful,
         )  # fmt: skip
         if way.how == "ready":
             assert way.source is not None
@@ -253,6 +254,29 @@ def need_image(
         elif knows_builders(facts_of(row)):
             need.obstacles[row.id] = Obstacle(field=asked_in, text=way.why)
     return need
+
+
+def _doubtful(session: Session, image: ImageRow, results: Results) -> set[str]:
+    """Ids of results that say nothing of the image anywhere else: whoever may use an image may have it made at an
+    endpoint of theirs, and so decides what is in that one.
+
+    The others are at endpoints of the image's owner, were brought where they are by that owner, or are at endpoints
+    that the image's project approved of.
+    """
+    foreign = [(replica, at) for replica, at in results if at.owner_id != image.owner_id]
+    if not foreign:
+        return set()
+    approved = sa.select(EndpointShareRow.endpoint_id).where(
+        EndpointShareRow.project_id == (image.project_id or ""), access.approved()
+    )
+    shared = set(session.scalars(approved))
+    found = set()
+    for replica, at in foreign:
+        maker = session.get(TaskRow, replica.task_id or "", options=[undefer(TaskRow.work)])
+        by_owner = maker is not None and image_work.asker_of(maker) == image.owner_id
+        if at.id not in shared and not by_owner:
+            found.add(replica.id)
+    return found
 
 
 def has_digest(session: Session, replica: ReplicaRow, digest: str) -> bool:

@@ -106,6 +106,7 @@ def way_to(
     base_builder: str = "",
     pinned: str = "",
     lost_base: str = "",
+    doubtful: Collection[str] = (),
 ) -> Way:
     """How `here` gets the image.
 
@@ -114,6 +115,7 @@ def way_to(
         tried: ways that failed just now and are not taken again.
         pinned: the digest it must have. It cannot be built: that would be another.
         lost_base: the image it builds on, where that is not to be found.
+        doubtful: ids of results that nothing is taken from.
     """
     facts = facts_of(here)
     for replica, endpoint in results:
@@ -126,7 +128,10 @@ def way_to(
     ready = [
         (replica, endpoint, decode(ImageFacts, replica.facts))
         for replica, endpoint in results
-        if replica.state == ReplicaState.READY and replica.facts and endpoint.removed_at is None
+        if replica.state == ReplicaState.READY
+        and replica.facts
+        and endpoint.removed_at is None
+        and replica.id not in doubtful
     ]
     if "linked" not in tried:
         for replica, endpoint, made in ready:
