@@ -143,8 +143,10 @@ def _images(facts: EndpointFacts) -> str:
 
 
 def _not_used(facts: EndpointFacts) -> Iterator[tuple[str, str]]:
-    """What was too much to take in, and why what is there makes no images. Programs that are missing are named only
-    where nothing else makes any."""
+    """What was too much to take in; why what is there makes no images.
+
+    Of programs that are not there, only where nothing else makes any.
+    """
     for what in facts.cut:
         yield "Left out", what
     if facts.builds == "off":

@@ -62,7 +62,7 @@ def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
         elif candidate.name in too_much:
             text = "all endpoints together list too many partitions to look through: name it with resources.infra"
             obstacles[candidate.name] = Obstacle(field="resources.infra", text=text)
-        elif obstacle := (find_obstacle(spec, candidate.facts) if candidate.facts else None) or candidate.obstacle:
+        elif obstacle := (_found(spec, candidate.facts) if candidate.facts else None) or candidate.obstacle:
             obstacles[candidate.name] = obstacle
         elif candidate.facts is None:
             undecided.append(candidate.name)
@@ -81,6 +81,24 @@ def place(spec: TaskSpec, candidates: Sequence[Candidate]) -> Placement:
         obstacles=obstacles,
         undecided=tuple(undecided),
     )
+
+
+# Looking through a cluster's partitions takes long, and of tasks that are launched together most ask for the same.
+_FOUND: dict[tuple[object, ...], tuple[EndpointFacts, Obstacle | None]] = {}
+_MOST_FOUND = 2000
+
+
+def _found(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:
+    """`find_obstacle`, remembered: of what the task asks for and these very facts."""
+    key = (id(facts), spec.num_nodes, spec.resources, spec.slurm, spec.max_duration, bool(spec.secrets))
+    known = _FOUND.get(key)
+    if known is not None and known[0] is facts:
+        return known[1]
+    obstacle = find_obstacle(spec, facts)
+    if len(_FOUND) >= _MOST_FOUND:
+        _FOUND.clear()
+    _FOUND[key] = (facts, obstacle)  # which keeps the facts, so that no others get their id
+    return obstacle
 
 
 def find_obstacle(spec: TaskSpec, facts: EndpointFacts) -> Obstacle | None:

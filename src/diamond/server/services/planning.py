@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -36,7 +37,10 @@ from diamond.server.services.snapshots import is_online
 from diamond.server.store.models import EndpointRow, IdempotencyRow, ImageRow, JobRow, TaskRow
 
 NO_ENDPOINT = "waiting for an endpoint: none that it may use is connected yet"
+NOT_YET = "waiting for its turn to be placed: many tasks were launched at once"
 _BATCH = 200
+MOST_S = 1.0  # that one transaction spends on looking through endpoints
+_SPENT = "seconds spent placing"
 _LOOK_AGAIN_S = 30.0
 _LATER = "later"
 # Built once: what is asked whenever something changes costs more to put together than to run.
@@ -73,6 +77,9 @@ def place_task(
     """
     if task.kind not in ("command", "pilot"):
         return _place_work(ctx, session, task, spec)
+    if refuse_impossible and _is_out_of_time(session):
+        task.pending_reason = NOT_YET
+        return Placed(topics=[f"task:{task.id}", "events", "planning"])
     if task.pool_id is not None and task.kind == "command":  # `pool_rounds` gives it slots
         return Placed(topics=[f"task:{task.id}", "events", "pools"])
     before = _newest_job(session, task)
@@ -88,7 +95,9 @@ def place_task(
     if failed := image_placing.disappointed(session, task):
         return end_without_image(ctx, session, task, failed)
     need = image_placing.look(ctx, session, task, spec, rows)
+    began = time.monotonic()
     decided = places.decide(ctx, session, asked, rows, need)
+    session.info[_SPENT] = session.info.get(_SPENT, 0.0) + time.monotonic() - began
     endpoint, placement = decided.endpoint, decided.placement
     if endpoint is None:
         if refuse_impossible:
@@ -126,6 +135,14 @@ def check_room(session: Session, asked: Asked, need: Need, endpoint: EndpointRow
     if need.ways[endpoint.id].how != "waiting":
         text = f"its image would have to be brought to {endpoint.name}"
         quotas.check_storage(session, asked.user_id, asked.project_id, 0, text, field="image")
+
+
+def _is_out_of_time(session: Session) -> bool:
+    """Whether this transaction has looked through endpoints for so long that the rest can wait for another.
+
+    While it goes on nobody else can write to SQLite, or launch at those endpoints.
+    """
+    return bool(session.info.get(_SPENT, 0.0) > MOST_S)
 
 
 def bring_image(ctx: Context, session: Session, task: TaskRow, need: Need, endpoint: EndpointRow) -> Placed:
@@ -312,11 +329,11 @@ def run_due(ctx: Context) -> float | None:
         ]
         due, turns = shares.in_turn(session, due, now)
     left = 0
-    for start in range(0, len(due), _BATCH):
-        batch = due[start : start + _BATCH]
+    while due:
         with ctx.db.write() as session:
-            topics, placed = _place_batch(ctx, session, batch, turns)
-        left += len(batch) - placed
+            topics, placed, due_later = _place_batch(ctx, session, due[:_BATCH], turns)
+        left += len(due[:_BATCH]) - len(due_later) - placed
+        due = due_later + due[_BATCH:]
         ctx.hub.notify(*topics)
     left += _rescue(ctx)
     later = [row.next_attempt_at for row in rows if row.next_attempt_at is not None and row.next_attempt_at > now]
@@ -371,7 +388,10 @@ def _move(ctx: Context, session: Session, task: TaskRow, job: JobRow, target: En
     lifecycle.record(session, task, "task.moved", ctx.clock(), {"endpoint": target.name})
 
 
-def _place_batch(ctx: Context, session: Session, batch: list[Waiting], turns: Turns) -> tuple[list[str], int]:
+def _place_batch(
+    ctx: Context, session: Session, batch: list[Waiting], turns: Turns
+) -> tuple[list[str], int, list[Waiting]]:
+    """Topics to wake, how many have a job now, and those there was no time to look at: others want to write too."""
     task_ids = [one.id for one in batch]
     quotas.lock_tasks(session, task_ids)
     snapshots.endpoints(session, lock=True)
@@ -385,8 +405,11 @@ def _place_batch(ctx: Context, session: Session, batch: list[Waiting], turns: Tu
     rows = {row.id: row for row in found}
     topics: set[str] = set()
     placed = 0
-    for one in turns.each([one for one in batch if one.id in rows]):
-        task = rows[one.id]
+    waiting = {one.id: one for one in batch if one.id in rows}
+    for one in turns.each(list(waiting.values())):
+        if _is_out_of_time(session) and len(waiting) < len(rows):  # at least one, or it would never end
+            break
+        task = rows[waiting.pop(one.id).id]
         reason_before = task.pending_reason
         done = place_task(ctx, session, task, decode(TaskSpec, task.spec))
         if task.state != TaskState.PENDING.value:
@@ -394,7 +417,7 @@ def _place_batch(ctx: Context, session: Session, batch: list[Waiting], turns: Tu
             turns.charge(one.user, one.cost)
         if task.state != TaskState.PENDING.value or task.pending_reason != reason_before:
             topics.update(done.topics)
-    return sorted(topics), placed
+    return sorted(topics), placed, list(waiting.values())
 
 
 def waiting_text(spec: TaskSpec, placement: Placement) -> str:
