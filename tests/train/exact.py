@@ -10,8 +10,10 @@ was given are trained on once more, by a loop that knows nothing of Diamond. `Ca
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -25,12 +27,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 import diamond.train as dt
 from tests.train.forked import fork_ranks, wait_for
 
 SAMPLES, BATCH, SEED = 72, 4, 3  # whole batches for one, two and three ranks
+TURNS = itertools.count()
 KEPT: list[nn.Module] = []
 LATE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "diamond.train.loop.running")
 
@@ -51,6 +54,7 @@ class Case:
     lives: list[int | None] = field(default_factory=lambda: [None])
     plain: bool = False
     data: str = "known"
+    sampler: str | None = None
     samples: int = SAMPLES
     workers: int = 0
     norm: bool = False
@@ -91,6 +95,60 @@ class Generated(IterableDataset[Any]):
             yield index, values + 0.1 * torch.rand(8), target
 
 
+class Augmented(Dataset[Any]):
+    """Draws from dice of its own, and knows the epoch."""
+
+    def __init__(self, samples: int) -> None:
+        self._known = Known(samples)
+        self._dice = torch.Generator().manual_seed(5)
+        self._epoch = 0.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch / 64
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __getitem__(self, index: int) -> Any:
+        _, values, target = self._known[index]
+        values = values + 0.1 * torch.rand(8, generator=self._dice)
+        values[0] = self._epoch
+        return index, values, target
+
+
+class Shuffled(Sampler[int]):
+    """Draws from dice of its own, and from those that the epoch's number gives."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples, self._dice, self._epoch = samples, random.Random(5), 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._epoch)).tolist()
+        turned = self._dice.randrange(self._samples)
+        return iter(order[turned:] + order[:turned])
+
+
+class Counting(Shuffled):
+    """Is in a state that nobody knows of."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.set_epoch(self._epoch + 1000 * next(TURNS))
+        return super().__iter__()
+
+
+class Parted(Shuffled):
+    """Gives each rank its own part."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(range(self._samples), int(os.environ["RANK"]), None, int(os.environ["WORLD_SIZE"]))
+
+
 def network(case: Case) -> nn.Module:
     """Large enough for gradients to lie elsewhere in DDP's buckets once it has ordered them anew."""
     torch.manual_seed(1)
@@ -100,8 +158,17 @@ def network(case: Case) -> nn.Module:
 
 
 def loader_of(case: Case) -> DataLoader[Any]:
-    dataset: Any = Generated(case.samples) if case.data == "generated" else Known(case.samples)
-    return DataLoader(dataset, batch_size=BATCH, num_workers=case.workers, shuffle=case.data == "known")
+    kind: Any = {"generated": Generated, "augmented": Augmented}.get(case.data, Known)
+    dataset = kind(case.samples)
+    samplers: dict[str, Any] = {"shuffled": Shuffled, "counting": Counting, "parted": Parted}
+    given: dict[str, Any] = {"num_workers": case.workers, "persistent_workers": case.workers > 0}
+    if case.sampler == "distributed":
+        given["sampler"] = DistributedSampler(dataset, num_replicas=case.world, rank=int(os.environ["RANK"]))
+    elif case.sampler is not None:
+        given["sampler"] = samplers[case.sampler](case.samples)
+    else:
+        given["shuffle"] = kind is not Generated
+    return DataLoader(dataset, batch_size=BATCH, **given)
 
 
 def judged(model: nn.Module) -> str:

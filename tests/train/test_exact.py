@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from tests.train.exact import Known
+from tests.train.exact import Known, Shuffled
 from tests.train.served import Served
 
 WORLDS = [1, 2, 3]
@@ -141,9 +141,75 @@ def test_a_generator_is_read_on(train: Trainer, world: int, tmp_path: Path) -> N
     assert all(sorted(samples) == list(range(24)) for samples in seen.values()), "each sample once an epoch"
     orders = {tuple(samples) for samples in seen.values()}
     assert len(orders) == 2 * world, "in another order each time"
-    known = Known(24)
+    known = {index: Known(24)[index][1].tolist() for index in range(24)}
     noise = {
-        tuple(round(a - b, 5) for a, b in zip(one, known[at][1].tolist(), strict=True))
-        for (_, at), one in values.items()
+        tuple(round(a - b, 5) for a, b in zip(one, known[index], strict=True)) for (_, index), one in values.items()
     }
     assert len(noise) == len(values), "augmented in another way each time"
+
+
+def orders(folder: Path, world: int) -> list[list[int]]:
+    """The samples of each epoch, as all ranks together took them."""
+    ranks = [steps(folder, rank) for rank in range(world)]
+    found: dict[int, list[int]] = {}
+    for step in sorted(ranks[0]):
+        for rank in ranks:
+            found.setdefault(rank[step][2], []).extend(rank[step][3])
+    return list(found.values())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_sampler_and_a_data_set_with_dice_of_their_own(train: Trainer, world: int, tmp_path: Path) -> None:
+    """Which are told of each epoch, too; also in worker processes."""
+    given = {"data": "augmented", "sampler": "shuffled", "samples": 24, "workers": 2 if world == 3 else 0}
+    wild = check_exact(train, tmp_path, world, 12, [5, 9, None], run={"save_every_s": 0.0}, **given)
+    sampler, wanted = Shuffled(24), []
+    for epoch in range(2 * world):
+        sampler.set_epoch(epoch)
+        wanted.append(list(sampler))
+    assert orders(wild, world) == wanted, "as without Diamond"
+    lines = steps(wild, 0).values()
+    assert all(values[0] == epoch / 64 for _, _, epoch, _, batch in lines for values in batch)
+    noise = [values[1] - Known(24)[index][1][1].item() for _, _, _, batch, given in lines
+             for index, values in zip(batch, given, strict=True)]  # fmt: skip
+    assert len({round(one, 5) for one in noise}) > len(noise) - 3, "augmented in another way each time"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_torchs_own_sampler_for_ranks_leaves_no_sample_out(train: Trainer, world: int, tmp_path: Path) -> None:
+    train(tmp_path, world, 12, sampler="distributed", samples=24)
+    assert [sorted(order) for order in orders(tmp_path, world)] == [list(range(24))] * 2 * world
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_sampler_that_cannot_be_brought_back_is_refused(train: Trainer, world: int, tmp_path: Path) -> None:
+    given = {"sampler": "counting", "samples": 24, "saves": {"8": "after step"}}
+    train(tmp_path / "run", world, 8, lives=[8], **given)
+    told = train.tried(tmp_path / "run", world, 12, **given)
+    assert told["ends"] == [[1] * world]
+    assert f"the sampler (Counting) gives another order of epoch {(32 * world - 1) // 24} than before" in told["said"]
+    assert "give it set_epoch" in told["said"] and "run(new_data=True)" in told["said"]
+    said = train(tmp_path / "run", world, 12, run={"new_data": True}, **given)
+    assert f"epoch {(32 * world - 1) // 24 + 1} begins with them" in said
+    if world > 1:
+        told = train.tried(tmp_path / "parted", world, 12, sampler="parted", samples=24)
+        assert told["ends"] == [[1] * world]
+        assert "the sampler (Parted) gives other samples on other ranks" in told["said"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_other_data_are_refused_unless_they_are_meant(train: Trainer, world: int, tmp_path: Path) -> None:
+    saves = {"2": "after step"}
+    train(tmp_path / "run", world, 2, samples=331, saves=saves, lives=[2])
+    told = train.tried(tmp_path / "run", world, 6, samples=200)
+    assert told["ends"] == [[1] * world]
+    assert "the data set holds 200 samples, and held 331 when the checkpoint was written" in told["said"]
+    assert "run(new_data=True)" in told["said"]
+    assert "epoch 1 begins with them" in train(tmp_path / "run", world, 6, samples=200, run={"new_data": True})
+    assert [rest[2] for rest in steps(tmp_path / "run", 0).values()] == [0, 0, 1, 1, 1, 1]
+
+    stream = {"data": "generated", "saves": saves}
+    train(tmp_path / "stream", world, 2, samples=30, lives=[2], **stream)
+    said = train.tried(tmp_path / "stream", world, 6, samples=5, **stream)["said"]
+    assert f"the stream (Generated) ended after 5 samples, and {8 * world} of it were trained on" in said
+    assert train(tmp_path / "stream", world, 6, samples=5, run={"new_data": True}, **stream)

@@ -17,16 +17,15 @@ import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    DistributedSampler,
     IterableDataset,
-    RandomSampler,
     Sampler,
-    SequentialSampler,
     TensorDataset,
 )
 
 from diamond.train.errors import TrainError
 from diamond.train.loop.dice import Apart, seeded, undisturbed
+from diamond.train.loop.orders import HOW, Order, setters
+from diamond.train.loop.owndice import OwnDice
 from diamond.train.order import MIX, Micro, Shuffle, micro_batches
 from diamond.train.scaling import BatchSize
 
@@ -57,7 +56,8 @@ class Batches:
 
     def __init__(
         self, loader: DataLoader[Any], *, seed: int, rank: int, world: int, device: torch.device,
-        size: BatchSize = _AS_LOADED, wish: int | None = None,
+        size: BatchSize = _AS_LOADED, wish: int | None = None, same: Callable[[int], bool] = lambda number: True,
+        new_data: bool = False,
     ) -> None:  # fmt: skip
         if loader.batch_size is None:
             raise TrainError(
@@ -73,7 +73,9 @@ class Batches:
         self._loader = loader
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._plan = _Plan()
-        self.length = 0 if self._is_stream else len(loader.sampler)  # type: ignore[arg-type]
+        self._new_data = new_data
+        self._order = None if self._is_stream else Order(loader, seed=seed, same=same)
+        self._dice: dict[str, Any] | None = None  # a stream's own, when the epoch began
         self.global_batch = self._sized(None)
         if self._is_stream:
             if loader.num_workers and rank == 0:
@@ -84,20 +86,58 @@ class Batches:
                 f"the loader holds {self.length} samples, less than one batch of {self.global_batch}",
                 hint="lower batch_size (or batch and accumulate of run()), or leave drop_last out",
             )
+        self._seeded = _Seeded(loader.dataset, self._seed)
         self._own = self._rebuilt(loader)
         # Keeping what the model draws apart costs a tenth of a millisecond a batch, where batches are made here.
         draws_here = not loader.num_workers and type(loader.dataset) is not TensorDataset
         self._guard: Callable[[], AbstractContextManager[None]] = undisturbed if draws_here else nullcontext
 
-    def position(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "taken": self.taken, "seen": self.seen, "global_batch": self.global_batch}
+    @property
+    def length(self) -> int:
+        """Samples of an epoch; 0 for a stream."""
+        return self._order.length if self._order is not None else 0
 
-    def go_to(self, position: Mapping[str, float]) -> None:
-        """Where another job stopped. Samples are counted, not steps: from there on a step may take more or fewer."""
+    def position(self) -> dict[str, int]:
+        at = {"epoch": self.epoch, "taken": self.taken, "seen": self.seen, "global_batch": self.global_batch}
+        samples = _samples(self._loader.dataset)
+        return at if samples is None else {**at, "samples": samples}
+
+    def state(self) -> dict[str, Any] | None:
+        """What else it takes to go on from the position."""
+        if self._order is not None:
+            return self._order.state()
+        return {"dice": self._dice} if self._dice else None
+
+    def go_to(self, position: Mapping[str, float], state: Mapping[str, Any] | None = None) -> None:
+        """Where another job stopped. Samples are counted, not steps: from there on a step may take more or fewer.
+
+        Raises:
+            TrainError: the data are other ones now, or come in another order.
+        """
         self.epoch, self.taken = int(position["epoch"]), int(position["taken"])
         # Checkpoints without `seen` know no better.
         self.seen = int(position.get("seen", self.epoch * self.length + self.taken))
         self.global_batch = self._sized(int(position["global_batch"]))
+        now, then = _samples(self._loader.dataset), position.get("samples")
+        if now is not None and then is not None and now != then:
+            self._is_other(f"the data set holds {now} samples, and held {int(then)} when the checkpoint was written")
+        elif self._order is not None and not self._order.load(state, self.epoch):
+            self._is_other(
+                f"the sampler ({self._order.name}) gives another order of epoch {self.epoch} than before the restart",
+                HOW,
+            )
+        elif self._order is None and state is not None:
+            self._dice = dict(state["dice"])
+
+    def _is_other(self, what: str, how: str = "give it the same data") -> None:
+        """Where the run cannot go on in the midst of the epoch, it begins the next one, if that is wanted."""
+        if not self._new_data:
+            raise TrainError(
+                what,
+                hint=f"{how}; to go on with what there is now, from the beginning of a new epoch, say "
+                "run(new_data=True)",
+            )
+        self.next_epoch()
 
     def _sized(self, kept: int | None) -> int:
         return self._within(self._size.samples(self.per_rank, self._world, kept=kept, wish=self._wish))
@@ -136,12 +176,16 @@ class Batches:
         self.seen += samples
 
     def next_epoch(self) -> None:
-        self.epoch, self.taken = self.epoch + 1, 0
+        self.epoch, self.taken, self._dice = self.epoch + 1, 0, None
 
     def _dealt(self, begin: int, end: int) -> list[Micro]:
         return micro_batches(begin, end, rank=self._rank, world=self._world, per_rank=self.per_rank)
 
     def _loaded(self, most: int) -> Iterator[Piece]:
+        assert self._order is not None
+        with undisturbed():
+            self._seeded.set_epoch(self.epoch)
+        order = self._order.of(self.epoch)
         length, stop = self.length, self.taken + most
         if self._drop_last:
             length -= (length - self.taken) % self.global_batch
@@ -149,7 +193,7 @@ class Batches:
             (begin, min(begin + self.global_batch, length, stop))
             for begin in range(self.taken, min(length, stop), self.global_batch)
         ]
-        self._plan.set(self.epoch, self._order(), itertools.chain.from_iterable(self._dealt(*step) for step in ends))
+        self._plan.set(self.epoch, order, itertools.chain.from_iterable(self._dealt(*step) for step in ends))
         with undisturbed():
             loaded = iter(self._own)
         for begin, end in ends:
@@ -165,10 +209,23 @@ class Batches:
         dice, collate = Apart(self._seed, self.epoch), self._loader.collate_fn
         begin = self.taken
         stop = begin + most
+        own = OwnDice(self._loader.dataset)
+        if self._dice is not None:  # of this epoch, which was begun before
+            own.load(self._dice)
+        self._dice = own.state()
         with dice.in_use():
+            for set_epoch in setters(self._loader.dataset):
+                set_epoch(self.epoch)
             stream = iter(self._loader.dataset)
-            for _ in itertools.islice(stream, begin):
-                pass
+            passed = sum(1 for _ in itertools.islice(stream, begin))
+        if passed < begin:
+            if not self._new_data:
+                raise TrainError(
+                    f"the stream ({type(self._loader.dataset).__name__}) ended after {passed} samples, and {begin} "
+                    "of it were trained on in this epoch before the restart",
+                    hint="give it the same data; to go on with what there is now, say run(new_data=True)",
+                )
+            return
         while begin < stop:
             with dice.in_use():
                 step = list(itertools.islice(stream, self.global_batch))
@@ -182,21 +239,6 @@ class Batches:
                 yield Piece(batch, micro.weight, at == len(micros) - 1, len(step))
             begin += len(step)
 
-    def _order(self) -> Sequence[int] | Shuffle:
-        sampler = self._loader.sampler
-        shuffles = isinstance(sampler, RandomSampler) and not sampler.replacement
-        if shuffles or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
-            return Shuffle(self.length, seed=self._seed, epoch=self.epoch)
-        if isinstance(sampler, SequentialSampler | DistributedSampler):
-            return range(self.length)
-        # A sampler of the user's: what it draws, the same on every rank and after every restart.
-        with undisturbed(), seeded(self._seed, self.epoch, 0) as generator:
-            if getattr(sampler, "generator", 0) is None or isinstance(
-                getattr(sampler, "generator", 0), torch.Generator
-            ):
-                sampler.generator = generator  # type: ignore[attr-defined]
-            return [int(each) for each in sampler]
-
     def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         more: dict[str, Any] = {}
         if loader.num_workers:
@@ -206,7 +248,7 @@ class Batches:
                 "multiprocessing_context": loader.multiprocessing_context,
             }
         return DataLoader(
-            _Seeded(loader.dataset, self._seed),
+            self._seeded,
             batch_sampler=self._plan,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
@@ -279,13 +321,30 @@ class _Seeded(Dataset[Any]):
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
+        self._epoch = -1
+        self._reseed: Callable[[int], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reseed": None}  # to another process
+
+    def set_epoch(self, epoch: int) -> None:
+        """Also in worker processes that live longer than an epoch, which have a copy of their own."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            with seeded(self._seed, epoch, 0):
+                for set_epoch in setters(self._dataset):
+                    set_epoch(epoch)
 
     def __getitems__(self, places: list[_Place]) -> list[Any]:
         epoch, first, _ = places[0]
+        self.set_epoch(epoch)
         wanted = [sample for _, _, sample in places]
         if type(self._dataset) is TensorDataset:  # draws nothing
             return [self._dataset[sample] for sample in wanted]
-        with seeded(self._seed, epoch, first):
+        if self._reseed is None:  # in each process its own
+            self._reseed = OwnDice(self._dataset).seeder()
+        with seeded(self._seed, epoch, first) as generator:
+            self._reseed(generator.initial_seed())
             if hasattr(self._dataset, "__getitems__"):
                 found: list[Any] = self._dataset.__getitems__(wanted)
                 return found
@@ -296,6 +355,14 @@ class _Seeded(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+
+def _samples(dataset: Any) -> int | None:
+    """How many there are, where it says so."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def moved(batch: Any, device: torch.device) -> Any:

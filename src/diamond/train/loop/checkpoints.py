@@ -31,6 +31,7 @@ class Checkpoints:
         saved_at: up to which step all is in the newest checkpoint; -1 after one that failed.
         ran_s, failures: for how long the run was trained before this process, and how often that ended badly.
         more: gives what else to keep of what was measured.
+        data: what the position in the data needs beside numbers, of the checkpoint that the run goes on from.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Checkpoints:
         self.saver = saver
         self._control, self._checks = control, checks
         self._from: Found | None = None
+        self.data: Any = None
         self._has_begun = False
         self.saved_at = 0
         self.ran_s, self.failures = 0.0, 0
@@ -161,6 +163,7 @@ class Checkpoints:
             dice.seed_all(self._seed, rank, found.step)
         self.saver.supersede(found)
         self._from = found
+        self.data = read_part(found.path / "common.pt").get("data")  # checkpoints of earlier versions have none
         self._say(f"going on from {found.path} (step {found.step})")
         return found
 

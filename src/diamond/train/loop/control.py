@@ -79,3 +79,11 @@ class Control:
         message = torch.tensor([int(value)])
         dist.all_reduce(message, op=dist.ReduceOp.MIN, group=self.group)
         return bool(message.item())
+
+    def all_same(self, number: int) -> bool:
+        """Whether it is the same on every rank; waits."""
+        if self._world == 1:
+            return True
+        message = torch.tensor([number, -number])
+        dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(message[0] == -message[1])

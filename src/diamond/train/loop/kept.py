@@ -28,7 +28,7 @@ from diamond.train.loop.saving import Found, Saver, read_part
 @dataclass
 class Kept:
     """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary;
-    `buckets` is the order in which gradients are exchanged.
+    `buckets` is the order in which gradients are exchanged, `data` gives what the data's position needs.
 
     Parameters are the same on every rank, or each rank's shards. Buffers are not: every rank has running statistics
     (BatchNorm) of its own batches. A checkpoint holds rank 0's, as DDP goes by them, and each rank's own beside them.
@@ -39,6 +39,7 @@ class Kept:
     others: list[Any] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
     buckets: Buckets | None = None
+    data: Callable[[], Any] = lambda: None
     _before: dict[str, torch.Tensor] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
 
@@ -66,6 +67,7 @@ class Kept:
             "state": self.own,
             "others": [one.state_dict() for one in self.others],
             "buckets": self.buckets.order if self.buckets is not None else None,
+            "data": self.data(),
         }
 
     def shapes(self) -> dict[str, list[int]]:

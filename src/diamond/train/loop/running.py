@@ -59,6 +59,7 @@ def run(
     lr_warmup: int | None = None,
     compile: bool | str = False,
     noise_by_group: bool = False,
+    new_data: bool = False,
 ) -> Run:
     """Begin a run, or go on with it.
 
@@ -82,6 +83,7 @@ def run(
         lr_warmup: steps that a larger learning rate takes to be reached.
         compile: torch.compile the model; a text is its mode (``default``, ``reduce-overhead``, ``max-autotune``).
         noise_by_group: measure the gradient's noise for each parameter group of the optimizer as well.
+        new_data: go on although the data are other ones than the checkpoint's, from the beginning of a new epoch.
     """
     surroundings.check(
         checkpoints=checkpoints, seed=seed, save_every_s=save_every_s, keep=keep, hang_after_s=hang_after_s
@@ -91,6 +93,7 @@ def run(
         checkpoints=Path(checkpoints), seed=seed, kind=parallel, precision=precision, save_every_s=save_every_s,
         keep=keep, resume=resume, check_loss=check_loss, size=BatchSize(batch, accumulate, max_batch), lr_rule=lr_rule,
         lr_warmup=lr_warmup, compile_mode=compiling.mode_of(compile), noise_by_group=noise_by_group,
+        new_data=new_data,
     )  # fmt: skip
 
 
@@ -105,7 +108,7 @@ class Run:
     def __init__(
         self, *, checkpoints: Path, seed: int, kind: str, precision: str, save_every_s: float | None, keep: int,
         resume: bool, check_loss: bool, size: BatchSize, lr_rule: str | None, lr_warmup: int | None,
-        compile_mode: str | None, noise_by_group: bool,
+        compile_mode: str | None, noise_by_group: bool, new_data: bool,
     ) -> None:  # fmt: skip
         if kind != "auto" and kind not in parallel.KINDS:
             raise TrainError(f"parallel={kind!r} is unknown", hint=f"use auto or one of {', '.join(parallel.KINDS)}")
@@ -115,7 +118,7 @@ class Run:
         self._kind, self._why = kind, parallel.AS_SAID
         self._save_every_s, self._keep, self._resume, self._check_loss = save_every_s, keep, resume, check_loss
         self._growing = Growing(size, lr_rule, lr_warmup, noise=self._noise_scale, say=self.say)
-        self._compile_mode = compile_mode
+        self._compile_mode, self._new_data = compile_mode, new_data
         self._cohort = cohort.join()  # before anything is known of the place: a standby waits here for one
         self._pulse = self._cohort.pulse
         self._place = metrics.context()
@@ -266,7 +269,12 @@ class Run:
         known: dict[str, Any] = {"seed": self._seed, "rank": self.rank, "world": self.world, "device": self.device}
         if self._batches is not None:  # the first one is trained on; further ones (validation) begin at their beginning
             return Batches(loader, **known)
-        self._batches = Batches(loader, **known, size=self._growing.size, wish=self._growing.wish(self.world))
+        assert self._control is not None
+        self._batches = Batches(
+            loader, **known, size=self._growing.size, wish=self._growing.wish(self.world), same=self._control.all_same,
+            new_data=self._new_data,
+        )  # fmt: skip
+        self._kept.data = self._batches.state
         return self._batches
 
     def _spread(self, model: nn.Module) -> nn.Module:
@@ -485,5 +493,7 @@ class Run:
         self.step_number = found.step
         self._measuring.load(found.meta.get("noise", {}))
         if self._batches is not None and found.meta["data"]:
-            self._batches.go_to(found.meta["data"])
+            self._batches.go_to(found.meta["data"], self._checkpoints.data)
+            if self._batches.epoch != found.meta["data"]["epoch"]:
+                self.say(f"the data are other ones than before: epoch {self._batches.epoch} begins with them")
             self._growing.go_on(self._batches, found.meta["data"], found.step)
