@@ -30,6 +30,7 @@ from diamond.optim.precondition import Eigen, Inverse, eigenbases_of
 
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
 _SETTLING = 4  # steps from the beginning, by which periods grow by one at least
+_SETTLING_UNMEASURED = 10  # likewise, where nothing is measured that might say that they can be longer
 _PATIENT = 3  # how often in a row no length may be found, before the fallback takes the steps
 _UNCLIPPED = 1.0
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
@@ -294,8 +295,15 @@ class KFAC(Optimizer):
                     kept.learn(mean, self.decay)
 
     def _period(self, every: int) -> int:
-        """Steps until the next update: few in the beginning, unless what is measured stays the same even then."""
-        return max(1, min(every, max(self._calm, self.steps // _SETTLING)))
+        """Steps until the next update: few in the beginning, and as long as what is measured changes.
+
+        From batch to batch it changes for ever. So it counts for less and less, unless there is only one batch.
+        """
+        if self.measures:
+            settled = self._calm if self.lengths.still else max(self._calm, self.steps // _SETTLING)
+        else:
+            settled = self.steps // _SETTLING_UNMEASURED
+        return max(1, min(every, settled))
 
     def _watch_out(self) -> None:
         """After steps that were not made, more damping; later, step by step, less again."""
