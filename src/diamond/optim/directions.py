@@ -94,6 +94,11 @@ class Direction:
         if self._memory:
             torch._foreach_mul_(self._memory, by)
 
+    def unclip(self, clipped: Tensor | float) -> None:
+        """As if gradients had not been multiplied by that."""
+        self.scale(1 / torch.as_tensor(clipped, device=self.along.device))
+        self.along = self.along / clipped**2
+
     def add_to(self, tensors: Sequence[Tensor], again: bool = True) -> None:
         """To one tensor a parameter, like it; `again` where the next direction will be added to the same ones."""
         here = [sharded.room_for(one) if sharded.is_spread(one) else one for one in tensors]

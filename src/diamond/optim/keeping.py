@@ -166,6 +166,7 @@ def _numbers(optimizer: KFAC) -> dict[str, Any]:
     found["along"] = None if optimizer._along is None else float(optimizer._along)
     found["armed"], found["again"] = optimizer._curving.armed, optimizer._curving.again
     found["due"] = optimizer.refreshing.due
+    found["watched"] = optimizer._watch.on
     return found
 
 
@@ -178,6 +179,9 @@ def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     optimizer.lengths, optimizer._batch = Lengths(*given["lengths"]), given.get("batch", [])
     along = given["along"]
     optimizer._along = None if along is None else torch.tensor(along, device=held(first).device)
+    optimizer._watch.end()
+    if given["watched"]:
+        optimizer._watch.begin()
     optimizer._curving.disarm()
     if given["armed"]:
         optimizer._curving.arm(again=given["again"])

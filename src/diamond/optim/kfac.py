@@ -29,8 +29,10 @@ from diamond.optim.planning import Plan
 from diamond.optim.precondition import Eigen, Inverse, eigenbases_of
 
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
-_SETTLING = 10  # steps from the beginning, by which periods grow by one
+_SETTLING = 4  # steps from the beginning, by which periods grow by one at least
+_SETTLING_UNMEASURED = 10  # likewise, where nothing is measured that might say that they can be longer
 _PATIENT = 3  # how often in a row no length may be found, before the fallback takes the steps
+_UNCLIPPED = 1.0
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
@@ -159,6 +161,7 @@ class KFAC(Optimizer):
             self.root, self.blocks, self.kept, curvature=curvature, sharing=sharing, loss=loss,
             seed=seed + sharded.data_rank(self.root, self.crew.rank),
         )  # fmt: skip
+        self._watch = clipping.Watch(self._curving.parameters)
         # With a static graph DDP takes the first backward pass for the one that it reduces, whichever it is.
         if not getattr(model, "static_graph", False):
             self._curving.arm(again=self.measures)
@@ -292,8 +295,15 @@ class KFAC(Optimizer):
                     kept.learn(mean, self.decay)
 
     def _period(self, every: int) -> int:
-        """Steps until the next update: few in the beginning, unless what is measured stays the same even then."""
-        return max(1, min(every, max(self._calm, self.steps // _SETTLING)))
+        """Steps until the next update: few in the beginning, and as long as what is measured changes.
+
+        From batch to batch it changes for ever. So it counts for less and less, unless there is only one batch.
+        """
+        if self.measures:
+            settled = self._calm if self.lengths.still else max(self._calm, self.steps // _SETTLING)
+        else:
+            settled = self.steps // _SETTLING_UNMEASURED
+        return max(1, min(every, settled))
 
     def _watch_out(self) -> None:
         """After steps that were not made, more damping; later, step by step, less again."""
@@ -309,9 +319,14 @@ class KFAC(Optimizer):
     def _update(self, taken: Taken, looking: bool) -> None:
         group, rest = self.param_groups
         direction = self.directions.find()
-        measuring = looking and bool(direction.parameters) and self._due(direction.along)
-        if measuring:
-            self._measure(taken, direction)
+        measuring = False
+        if self.measures and direction.parameters:
+            seen = taken.to_follow() if looking else None
+            clipped = self._clipped(taken, seen) if looking else self._watch.take()
+            if clipped is not None and clipped is not _UNCLIPPED:
+                direction.unclip(clipped)
+            if measuring := looking and self._due(direction.along):
+                self._measure(seen, direction, clipped)
         stuck = self.measures and self._stuck >= _PATIENT
         taken_care_of = [] if stuck else direction.parameters  # what has no curvature yet is the fallback's, too
         fallbacks.step(self._fallback, taken_care_of, rest["lr"])
@@ -352,8 +367,7 @@ class KFAC(Optimizer):
             found.append(state["last_step"])
         return found
 
-    def _measure(self, taken: Taken, direction: Direction) -> None:
-        seen = taken.to_follow()
+    def _measure(self, seen: Seen | None, direction: Direction, clipped: float) -> None:
         if not self.crew.all_say(seen is not None and seen.can_be_followed) or seen is None:
             self._give_up_measuring()
             return
@@ -364,7 +378,7 @@ class KFAC(Optimizer):
         found = measure(
             self.root, seen, parameters, gradients, [-one for one in direction.tensors()],
             None if any(one is None for one in last) else last,
-            rate=self._share(), damping=self.damping, add_up=self.crew.mean, clipped=self._clipped(taken, seen),
+            rate=self._share(), damping=self.damping, add_up=self.crew.mean, clipped=clipped,
             known=self.lengths if self._along is not None else None, still=self.crew.all_say(self._batch == before),
         )  # fmt: skip
         if found is None:
@@ -406,15 +420,20 @@ class KFAC(Optimizer):
                 self.damping, self._bad = self._asked_damping, None
                 fallbacks.forget(self._fallback, direction.parameters)
 
-    def _clipped(self, taken: Taken, seen: Seen) -> float:
+    def _clipped(self, taken: Taken, seen: Seen | None) -> float:
         """What the gradients were multiplied by since the backward pass, if that can be known."""
-        (outcome,) = seen.outcomes
-        now = clipping.sizes(self._curving.parameters)
-        known = taken.arrived is not None and now is not None and outcome.weight is not None
-        if not self.crew.all_say(known) or taken.arrived is None or now is None or outcome.weight is None:
-            return 1.0
+        self._watch.take()
+        outcome = seen.outcomes[0] if seen is not None and seen.outcomes else None
+        weight, now = None if outcome is None else outcome.weight, clipping.sizes(self._curving.parameters)
+        known = taken.arrived is not None and now is not None and weight is not None
+        if not self.crew.all_say(known) or taken.arrived is None or now is None or weight is None or outcome is None:
+            return _UNCLIPPED
         before, after = self.crew.total(torch.stack([taken.arrived, now])).tolist()
-        return clipping.factor(before, after, outcome.weight / outcome.share)
+        scaler = weight / outcome.share
+        found = clipping.factor(before, after, scaler)
+        if found < 1 and scaler == 1.0:  # a scaler may change from step to step
+            self._watch.begin()
+        return found
 
     def _share(self) -> float:
         """What a schedule leaves of the lr it began with."""
