@@ -229,7 +229,7 @@ def agent_upgrade(
     name: AgentName = None,
     home: AgentHome = None,
 ) -> None:
-    """Bring a one-file agent to the server's version, or to that of a file."""
+    """Bring a one-file agent to the server's version, or a file's."""
     from diamond.cli import agent as act
 
     act.upgrade(home, name, sha256=sha256, source=file)

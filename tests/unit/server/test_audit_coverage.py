@@ -110,6 +110,8 @@ NOT_AUDITED = {
     "image_drafts.save": "drafts are seen by their owner alone, and do nothing",
     "image_drafts.submit": "the build is",
     "image_settling.settle": "what became of a build is an event",
+    "kept.recount": "counting",
+    "kept.weigh": "counting; where it is too much, what the job's own agent sent is thinned",
     "logins.begin": "a terminal asks; who approves or refuses is",
     "logins.poll": "the terminal takes what was approved",
     "loopback.begin": "a way in was made on this machine; its use is",
