@@ -13,6 +13,8 @@ from collections.abc import Sequence
 _KEEPER = r"""
 import ctypes, os, signal, sys
 
+# A signal that comes before the handler stands would end the keeper, and leave the program behind.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 prctl = ctypes.CDLL(None).prctl
 parent = os.getppid()
 prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
@@ -44,12 +46,14 @@ if os.getppid() != parent:
     sys.exit(143)
 child = os.fork()
 if child == 0:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     try:
         os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as error:
         os.write(2, ("%s: %s\n" % (sys.argv[1], error.strerror)).encode())
         os._exit(127)
 signal.signal(signal.SIGTERM, stop)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 code = 1
 while True:
     try:
