@@ -145,6 +145,36 @@ def test_a_cookie_that_passes_through_a_worker_stays_its_browsers(tmp_path: Path
             assert httpx.get(f"{service.url}/account").status_code in (302, 303)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_guesses_are_counted_for_all_workers_together(tmp_path: Path, database_url: str) -> None:
+    """Whichever worker they meet: of a password at sign-in and of the old one in the settings, and logins begun."""
+    with Service(tmp_path / "home", database_url=database_url, workers=str(WORKERS), multi_user="1") as service:
+
+        def send(path: str, cookies: httpx.Cookies, page: str, **fields: str) -> int:
+            """On a connection of its own, which any worker may take."""
+            with httpx.Client(base_url=service.url, cookies=cookies) as browser:
+                csrf = re.search(r'name="csrf" value="([^"]+)"', browser.get(page).text)
+                assert csrf
+                form = {"csrf": csrf[1], **fields}
+                return browser.post(path, data=form, headers={"Origin": service.url}).status_code
+
+        with httpx.Client(base_url=service.url) as browser:
+            fields = dict(
+                re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', browser.get("/sign-in").text)
+            )
+            form = {**fields, "name": "alice", "password": PASSWORD}
+            assert browser.post("/sign-in", data=form, headers={"Origin": service.url}).status_code == 303
+            cookies = browser.cookies
+        new = {"new_password": "quite another one", "again": "quite another one"}
+        inside = [send("/settings/password", cookies, "/settings", old_password="wrong", **new) for _ in range(16)]
+        assert (inside.count(403), inside.count(429)) == (10, 6), inside
+        outside = [send("/sign-in", httpx.Cookies(), "/sign-in", name="bob", password="wrong") for _ in range(16)]
+        assert (outside.count(401), outside.count(429)) == (10, 6), outside
+        wanted = {"name": "x", "token_sha256": "0" * 64, "scopes": ["read"]}
+        begun = [httpx.post(f"{service.url}/api/v1/logins", json=wanted).status_code for _ in range(125)]
+        assert begun.count(201) == 120, begun
+
+
 def test_all_end_with_the_supervisor(tmp_path: Path, postgres_server: str) -> None:
     service = Service(tmp_path / "home", database_url=postgres_server, workers=str(WORKERS))
     service.start_server()

@@ -25,7 +25,7 @@ log = logging.getLogger("diamond.server")
 _FIRST = re.compile(
     r"/api/v1/((agent/)?shells(/.*)?|tasks/[^/]+/shells|agent/desired|enrolment|setup|reset|logins(/.*)?"
     r"|invitations/accept|me/password)"
-    r"|/(sign-in|setup|invitation|reset|device|account)(/.*)?",
+    r"|/(sign-in|setup|invitation|reset|device|account)(/.*)?|/settings/(password|identities/.*)",
     re.DOTALL,
 )
 _FROM = "diamond-forwarded-from"
