@@ -118,7 +118,8 @@ def share_endpoint(
 ) -> None:
     """Let a project's tasks run at your endpoint.
 
-    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`.
+    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`,
+    with `containers_only = true` or `allow_others_on_host = true`.
     """
     from diamond.cli import projects as act
 
