@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_a_guest_in_an_image_gets_at_nothing_and_works(guests: Cluster, tmp_path
         alice.projects.create("lab")
         alice.projects.set_member("lab", "bob", "member")
         alice.projects.share_endpoint("lab", "cluster")
-        policy = "allow_others = true\ncontainers_only = true\n"
+        policy = "allow_others = true\ncontainers_only = true\nallow_shells_of_others = true\n"
         set_policy(guests, policy, alice, True)
         resources = {"infra": "cluster", "image_id": SIF, "cpus": 1}
         with_image = {"project": "lab", "resources": resources}
@@ -183,6 +184,8 @@ def test_a_guest_in_an_image_gets_at_nothing_and_works(guests: Cluster, tmp_path
         assert log.count(f"home {done.jobs[-1].run_dir}/home") == 4
         assert site.path(f"{agent}/policy.toml").read_text() == policy
         assert not site.path("/home/user1/hosted").exists()
+        # Nor by a shell, which is in the container as well.
+        _tries_a_shell(bob, {**with_image, "run": "sleep 100"}, agent, token)
         # The owner's own task still has the home.
         own = alice.tasks.create(
             {"run": f"ls ~/image.sif; cat {agent}/token || echo none", "resources": {**resources, "image_id": SIF}}
@@ -191,6 +194,62 @@ def test_a_guest_in_an_image_gets_at_nothing_and_works(guests: Cluster, tmp_path
         log = b"".join(alice.tasks.logs(own.id)).decode()
         assert mine.state is TaskState.SUCCEEDED and "/home/user1/image.sif\n" in log and log.endswith("none\n"), log
         assert token not in log
+
+
+def _tries_a_shell(client: Client, spec: dict[str, Any], agent: str, token: str) -> None:
+    task = client.tasks.create(spec)
+    eventually(lambda: client.tasks.get(task.id).state is TaskState.RUNNING, within_s=60, what="it runs")
+    try:
+        text = f'cat {agent}/token {agent}/policy.toml; ls /home/user1; echo "home $HOME"'
+        done = client.tasks.exec(task.id, ["sh", "-c", text])
+        assert token.encode() not in done.stdout and b"image.sif" not in done.stdout, done
+        assert done.stdout.endswith(f"home {client.tasks.get(task.id).jobs[-1].run_dir}/home\n".encode()), done
+    finally:
+        client.tasks.cancel(task.id)
+        client.tasks.wait(task.id, timeout_s=60)
+
+
+def test_a_centres_rules_come_first(cluster: Cluster) -> None:
+    site, file = cluster.site, "/etc/diamond/policy.toml"
+    folder = site.path("/etc/diamond")
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+
+    def rules(client: Client) -> dict[str, str]:
+        facts = client.endpoints.get("cluster").facts
+        return facts.policy if facts is not None else {}
+
+    try:
+        with cluster.service.client() as alice:
+            site.write(f"{cluster.home_inside}/policy.toml", "max_nodes = 4\nmax_cpus = 2\n", user="user1")
+            eventually(lambda: rules(alice).get("max_nodes") == "4", within_s=60, what="her own rules hold")
+            site.path(file).write_text("max_nodes = 1\n")
+            site.path(file).chmod(0o644)
+            eventually(lambda: rules(alice).get("max_nodes") == "1", within_s=60, what="the centre's come first")
+            facts = alice.endpoints.get("cluster").facts
+            assert facts is not None and rules(alice)["max_cpus"] == "2"
+            assert facts.policy_files == (file, f"{cluster.home_inside}/policy.toml")
+            assert facts.policy_changed_at > 0
+            shown = cluster.service.diamond("endpoint", "show", "cluster").stdout
+            assert file in shown and "in force since" in shown
+            changes = [event.data for event in alice.events() if event.kind == "endpoint.policy_changed"]
+            assert [change["rules"] for change in changes][-1] == "max_nodes = 1"
+            two = {"run": "true", "num_nodes": 2, "resources": {"infra": "cluster"}}
+            done = alice.tasks.wait(alice.tasks.create(two).id, timeout_s=60)
+            assert "max_nodes = 1, the task asks for 2" in done.detail
+            # She can neither write it nor get around it.
+            taken = site.run(["sh", "-c", f"echo 'max_nodes = 9' > {file}"], user="user1", check=False)
+            assert taken.returncode != 0
+            site.path(file).chmod(0o666)
+            one = {"run": "true", "resources": {"infra": "cluster"}}
+
+            def refused() -> bool:
+                ended = alice.tasks.wait(alice.tasks.create(one).id, timeout_s=60)
+                return "the file must be root's, and writable by nobody else" in ended.detail
+
+            eventually(refused, within_s=60, every_s=2, what="what anybody could have written is not believed")
+    finally:
+        site.path(file).unlink(missing_ok=True)
 
 
 @pytest.fixture

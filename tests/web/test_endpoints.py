@@ -42,6 +42,9 @@ CLUSTER = EndpointFacts(
     run_root="/scratch/alice/diamond/jobs",
     max_walltime_s=172_800,
     policy={"max_nodes": "8", "accounts": "phys101"},
+    policy_files=("/etc/diamond/policy.toml", "/home/alice/.diamond/agents/<b>x</b>/policy.toml"),
+    policy_changed_at=1_700_000_000.0,
+    others_problem="allow_others = true is not in force, and tasks of others are refused",
     partitions=(
         Partition(
             name="gpu",
@@ -306,6 +309,9 @@ def test_all_that_is_known_of_a_cluster(visit: Visit, cluster: str, width: int, 
     for part in ("default", "up", "7 of 8", "32 × H100", "64", "512 GiB", "2d 00h", "1h 00m", "at most 8", "nvlink"):
         assert part in gpu, gpu
     assert "down" in cpu and "accounts phys101" in cpu and "no limit" in cpu
+    rules = page.get_by_role("region", name="Its own rules").inner_text()
+    for part in ("/etc/diamond/policy.toml and /home", "<b>x</b>", "In force since", "tasks of others are refused."):
+        assert part in rules, rules
     disks = page.get_by_role("table", name="File systems")
     assert "4.0 TiB of 10.0 TiB (40 %)" in disks.inner_text()
     assert disks.get_by_label("/scratch/alice is 99 % full").count() == 1

@@ -155,6 +155,7 @@ def status(home: Path) -> dict[str, Any]:
         "up_to_date": None,
         "problem": None,
         "last_error": last_error(home),
+        "policy": _policy_problem(home),
     }
     try:
         answer = ask_server(home)
@@ -166,6 +167,15 @@ def status(home: Path) -> dict[str, Any]:
         said["problem"] = {"message": "no agent runs here", "hint": f"start it: {_called(home)} start"}
     said["ok"] = said["problem"] is None
     return said
+
+
+def _policy_problem(home: Path) -> str | None:
+    """What is wrong with the rules here, or is not in force; None when nothing is."""
+    from diamond.agent import policy_page
+
+    found = policy_page.read(home / "policy.toml")
+    problem: str | None = found["problem"] or found["not_in_force"]
+    return problem
 
 
 def _is_current(home: Path, answer: AgentSelf) -> bool:
@@ -188,6 +198,8 @@ def show_status(home: Path, *, as_json: bool) -> int:
     say(f"kept by   {said['via'] or 'nothing: it will not be started again by itself'}")
     behind = f"; `{_called(home)} upgrade` brings the server's" if said["up_to_date"] is False else ""
     say(f"version   {said['version']}{behind}")
+    if said["policy"]:
+        say(f"policy    {said['policy']}")
     if said["last_error"] and not (said["problem"] and said["problem"]["message"] in said["last_error"]):
         say(f"error     {said['last_error']}")
     if said["problem"]:

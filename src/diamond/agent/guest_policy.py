@@ -40,6 +40,9 @@ def broken(policy: Policy, order: JobOrder, image_root: str, agent_home: Path) -
     for path, what in _paths(order):
         if why := _trouble(path, policy, image_root, agent_home):
             yield f"containers_only = true, and the task of user {user} names {path[:200]} {what}, {why}"
+    for field_name, names in (("nodelist", order.spec.slurm.nodelist), ("exclude", order.spec.slurm.exclude)):
+        if "/" in (names or ""):  # the name of a file, which sbatch reads as this account and quotes from
+            yield f"containers_only = true, and slurm.{field_name} of a task of user {user} names a file"
     if policy.allowed_extra is None:
         for option in order.spec.slurm.extra:
             name = option.removeprefix("--").partition("=")[0]

@@ -118,8 +118,9 @@ def share_endpoint(
 ) -> None:
     """Let a project's tasks run at your endpoint.
 
-    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`. Unless you own
-    the project, one of its owners has to approve first.
+    They run under your account there, and only if the endpoint's policy.toml says `allow_others = true`, with
+    `containers_only = true` or `allow_others_on_host = true`. Unless you own the project, one of its owners has to
+    approve first.
     """
     from diamond.cli import projects as act
 

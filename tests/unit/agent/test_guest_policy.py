@@ -119,6 +119,13 @@ def test_no_option_of_sbatch_leads_out_of_a_container(home: Path, option: str) -
     assert policy(home).refusal(an_order(spec={"slurm": {"extra": ["--comment=x", "--licenses=m:1"]}})) == ""
 
 
+@pytest.mark.parametrize("name", ["nodelist", "exclude"])
+def test_sbatch_reads_no_file_for_a_guest(home: Path, name: str) -> None:
+    order = an_order(spec={"slurm": {name: "/home/me/.ssh/id_rsa"}})
+    assert f"slurm.{name} of a task of user bob names a file" in policy(home).refusal(order)
+    assert policy(home).refusal(an_order(spec={"slurm": {name: "c[1-2]"}})) == ""
+
+
 def test_harmless_options_are_options() -> None:
     assert set(OPTIONS) >= HARMLESS_EXTRA
     assert not HARMLESS_EXTRA & set(OWN_OPTIONS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diamond.agent import policy_page
+from diamond.agent import command, policy_page
 from diamond.agent.policy import Policy
 from diamond.agent.policy_files import PolicyFile
 from diamond.agent.policy_record import RECORD
@@ -143,6 +143,14 @@ def test_the_page_shows_what_holds_of_both(tmp_path: Path, capsys: pytest.Captur
     said = json.loads(capsys.readouterr().out)
     assert said["rules"]["containers_only"] == "true" and said["files"] == [str(tmp_path / "home/policy.toml")]
     assert not (tmp_path / "home" / RECORD).exists(), "looking notes nothing"
+
+
+def test_the_agents_status_says_what_is_not_in_force(tmp_path: Path) -> None:
+    assert command.status(tmp_path)["policy"] is None
+    write(tmp_path / "policy.toml", "allow_others = true\n")
+    assert "tasks of others are refused" in command.status(tmp_path)["policy"]
+    write(tmp_path / "policy.toml", "max_noodles = 1\n")
+    assert "max_noodles" in command.status(tmp_path)["policy"]
 
 
 def test_no_setting_names_another_centre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,3 +155,17 @@ def test_threads_may_write_the_same_file_at_once(tmp_path: Path) -> None:
             done.result()
     assert target.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_guest_leaves_is_found_in_its_view_and_not_through_links(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "job_01")
+    run_dir.view.mkdir(parents=True)
+    assert not run_dir.is_out_of_time
+    (run_dir.view / "out-of-time").touch()
+    assert run_dir.is_out_of_time
+    note = {"step": 3, "phase": 1, "text": "rank 5 reads", "stack": "File x", "final": True}
+    (tmp_path / "elsewhere.json").write_text(json.dumps(note | {"text": "of the account"}))
+    (run_dir.view / "hung.node0.json").symlink_to(tmp_path / "elsewhere.json")
+    assert read_hang(run_dir) == ""
+    (run_dir.view / "hung.node1.json").write_text(json.dumps(note))
+    assert read_hang(run_dir) == "rank 5 reads\nFile x"

@@ -88,6 +88,18 @@ PLANS = {
         num_nodes=2,
         image=True,
     ),
+    "image_guest.sh": ScriptPlan(
+        job_id="job_02",
+        run_dir="/scratch/me/jobs/job_02",
+        ranks_per_node=1,
+        has_setup=True,
+        scheduler="slurm",
+        chained=True,
+        previous="/scratch/me/jobs/job_01",
+        image=True,
+        is_guest=True,
+        secrets=True,
+    ),
     "secrets.sh": ScriptPlan(
         job_id="job_09",
         run_dir="/scratch/me/jobs/job_09",

@@ -19,6 +19,7 @@ from diamond.core.pools import PoolNode, PoolPlace, PoolSpec
 from diamond.core.resources import Resources
 from diamond.core.scripts import ScriptPlan, job_envs, job_script
 from diamond.core.tasks import TaskSpec
+from diamond.core.views import View
 from diamond.planner.placement import Placement
 from diamond.planner.pools.pace import even_sizes
 from diamond.server.services import (
@@ -87,16 +88,19 @@ def explain(ctx: Context, session: Session, user_id: str, spec: TaskSpec) -> dic
         "partition": begins.partition,
         "jobs": begins.jobs,
         "waits": begins.waits,
-        **_program(begins),
+        **_program(begins, user_id),
     }
 
 
-def _program(begins: _Begins) -> dict[str, Any]:
+def _program(begins: _Begins, user_id: str) -> dict[str, Any]:
     """What would run, and in which image."""
     spec = begins.spec
     facts = snapshots.facts_of(begins.chosen) if begins.chosen else None
     run_root = facts.run_root if facts and facts.run_root else "RUN_DIRECTORY"
     image = _image(begins.need, begins.chosen)
+    use = decode(ImageUse, image["use"]) if image is not None and image["use"] is not None else None
+    is_other = begins.chosen is not None and begins.chosen.owner_id != user_id
+    is_guest = is_other and use is not None and use.kind != "venv"
     script = job_script(
         ScriptPlan(
             job_id="JOB_ID",
@@ -109,6 +113,7 @@ def _program(begins: _Begins) -> dict[str, Any]:
             chained=begins.chained,
             modules=spec.slurm.modules,
             image=image is not None,
+            is_guest=is_guest,
             secrets=bool(spec.secrets),
             time_limit_s=begins.limit_s,
             slot=begins.slot,
@@ -123,8 +128,8 @@ def _program(begins: _Begins) -> dict[str, Any]:
         num_nodes=spec.num_nodes,
         user_envs=spec.envs,
     )
-    if image is not None and facts is not None and image["use"] is not None:
-        files |= _ways_in(decode(ImageUse, image["use"]), facts, f"{run_root}/JOB_ID", bool(spec.secrets))
+    if use is not None and facts is not None:
+        files |= _ways_in(use, facts, f"{run_root}/JOB_ID", has_secrets=bool(spec.secrets), is_guest=is_guest)
     return {"image": image, "script": script, "files": files, "envs": envs}
 
 
@@ -267,14 +272,17 @@ def _image(need: Need | None, chosen: EndpointRow | None) -> dict[str, Any] | No
     }
 
 
-def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str, has_secrets: bool) -> dict[str, str]:
+def _ways_in(use: ImageUse, facts: EndpointFacts, run_dir: str, *, has_secrets: bool, is_guest: bool) -> dict[str, str]:
     """The scripts that enter the image, with what containers are shown there by default; the endpoint's policy file may
-    add to it, or take away."""
+    add to it, or take away. Which folders are the agent's own, and hidden, its agent alone knows."""
+    view = View(is_guest=is_guest)
     site = sites.find(facts.site) if facts.site else None
     containers = site.containers if site else None
     paths = [*(containers.binds if containers else ()), *shown(facts.filesystems)]
     modules = containers.modules if containers else ()
     return {
-        "inside.sh": inside_script(use, run_dir=run_dir, binds=tuple(dict.fromkeys(paths)), modules=modules),
-        "enter.sh": enter_script(use, run_dir=run_dir, secrets=has_secrets),
+        "inside.sh": inside_script(
+            use, run_dir=run_dir, binds=() if is_guest else tuple(dict.fromkeys(paths)), modules=modules, view=view
+        ),
+        "enter.sh": enter_script(use, run_dir=run_dir, secrets=has_secrets, view=view),
     }
