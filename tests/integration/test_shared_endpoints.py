@@ -78,6 +78,7 @@ def test_others_run_only_with_the_policy_and_are_on_record(cluster: Cluster, bob
         own = alice.tasks.create({"run": "echo mine", "resources": {"infra": "cluster"}})
         assert alice.tasks.wait(own.id, timeout_s=90).state is TaskState.SUCCEEDED
         assert ledger(cluster) == [], "its owner's own jobs are not others'"
+        assert alice.endpoints.get("cluster").proven_at is not None, "what Slurm tells of a run is believed"
 
         set_policy(cluster, "allow_others = true\n", alice, True)
         task = bob.tasks.create({**spec, "slurm": {"extra": ["--comment=nobody asked for this"]}})

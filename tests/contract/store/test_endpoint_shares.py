@@ -25,6 +25,7 @@ from diamond.server.services import (
     image_copies,
     notices,
     outbox,
+    overview,
     ownership,
     planning,
     pools,
@@ -101,6 +102,8 @@ def test_a_member_asks_and_an_owner_approves(ctx: Context, who: dict[str, str]) 
     assert {name: kinds(ctx, user_id) for name, user_id in who.items()} == {
         "alice": ["endpoint.share_asked"], "amy": ["endpoint.share_asked"], "bob": [], "mallory": [], "victor": [],
     }  # fmt: skip
+    concerns = {name: [one.title for one in overview.concerns(ctx, who[name], [], [])] for name in ("amy", "bob")}
+    assert concerns == {"amy": ["waits to be shared with project lab"], "bob": []}
     for name, error in (("bob", Forbidden), ("mallory", Forbidden), ("victor", Forbidden)):
         for call in (endpoint_shares.approve, endpoint_shares.decline):
             with pytest.raises(error):
@@ -108,6 +111,7 @@ def test_a_member_asks_and_an_owner_approves(ctx: Context, who: dict[str, str]) 
     done = endpoint_shares.approve(ctx, who["amy"], "lab", "trap", owner="mallory")
     assert (done.endpoints, done.shares[0].approved_by) == (("trap",), "amy")
     assert endpoint_shares.approve(ctx, who["alice"], "lab", "trap").shares == done.shares, "approved once"
+    assert overview.concerns(ctx, who["amy"], [], []) == []
     for name, user_id in who.items():
         assert kinds(ctx, user_id).count("endpoint.share_approved") == 1, f"{name} was told"
         assert projects.get(ctx, user_id, "lab").endpoints == ("trap",)
@@ -298,6 +302,9 @@ def test_another_agent_has_to_be_approved_anew(ctx: Context, who: dict[str, str]
     )
     (entry,) = entries(ctx, "endpoint.approval_ended")
     assert entry["why"] == "another agent speaks for it"
+    endpoint_shares.approve(ctx, who["alice"], "lab", "trap")
+    agents.hello(ctx, made.id, Hello(facts=FACTS, take_over=True), "agt_00000000b")
+    assert projects.get(ctx, who["bob"], "lab").endpoints == (), "the same of a home that takes over with its token"
 
 
 def test_another_owner_has_to_be_approved_anew(ctx: Context, who: dict[str, str]) -> None:
