@@ -3,7 +3,10 @@ approved, by any road, and nothing after the approval has ended."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -322,6 +325,29 @@ def test_another_owner_has_to_be_approved_anew(ctx: Context, who: dict[str, str]
     ownership.transfer_endpoint(ctx, Giver(user_id=who["amy"]), "site", "alice")
     (share,) = projects.get(ctx, who["bob"], "lab").shares
     assert (share.owner, share.approved_by) == ("alice", "alice"), "as if its new owner had shared it"
+
+
+def test_who_approves_while_it_changes_hands_approves_of_nobody_else(ctx: Context, who: dict[str, str]) -> None:
+    """Whichever comes first: the new owner, a plain member, was not the one who was seen."""
+    for number in range(4):
+        name = f"site{number}"
+        endpoints.create(ctx, who["mallory"], name)
+        endpoint_shares.share(ctx, who["mallory"], "lab", name)
+        start = threading.Barrier(2)
+
+        def approve(name: str = name, start: threading.Barrier = start) -> None:
+            start.wait()
+            with contextlib.suppress(Conflict):
+                endpoint_shares.approve(ctx, who["alice"], "lab", name, owner="mallory")
+
+        def give(name: str = name, start: threading.Barrier = start) -> None:
+            start.wait()
+            ownership.transfer_endpoint(ctx, Giver(user_id=who["mallory"]), name, "bob")
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(approve), pool.submit(give)]:
+                done.result()
+        assert name not in projects.get(ctx, who["amy"], "lab").endpoints
 
 
 def _member(ctx: Context, who: dict[str, str]) -> None:
