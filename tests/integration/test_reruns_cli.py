@@ -41,6 +41,8 @@ def answer(service: Service, *words: str, code: int = 0) -> Any:
 def finish(service: Service, task_id: str) -> None:
     with service.client() as client:
         assert client.tasks.wait(task_id, timeout_s=60).state is TaskState.SUCCEEDED
+        (place,) = client.endpoints.list()
+        assert place.proven_at is not None, "something has run there: what the agent tells of it is plausible"
 
 
 def typed(service: Service, words: list[str], text: str) -> tuple[int, str]:

@@ -93,6 +93,7 @@ def test_others_run_only_with_the_policy_and_are_on_record(cluster: Cluster, bob
         own = alice.tasks.create({"run": "echo mine", "resources": {"infra": "cluster"}})
         assert alice.tasks.wait(own.id, timeout_s=90).state is TaskState.SUCCEEDED
         assert ledger(cluster) == [], "its owner's own jobs are not others'"
+        assert alice.endpoints.get("cluster").proven_at is not None, "what Slurm tells of a run is believed"
 
         # Alone it is not in force: bob's tasks would run among the files of the account.
         cluster.site.write(f"{cluster.home_inside}/policy.toml", "allow_others = true\n", user="user1")

@@ -319,6 +319,8 @@ def rerun(refs: list[str], *, name: str | None, as_json: bool) -> None:
             made.append(again)
             if not as_json:
                 print(f"launched {render.clean(again.name)} ({again.id}) as {task.id} was", flush=True)
+                for warning in again.warnings:
+                    say(f"Note: {render.clean(warning)}")
     if as_json:
         emit({"tasks": [task_json(task) for task in made], "errors": [e.to_json()["error"] for e in failures]})
     _leave_with(failures, as_json=as_json)

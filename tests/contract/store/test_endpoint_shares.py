@@ -3,7 +3,10 @@ approved, by any road, and nothing after the approval has ended."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from diamond.server.services import (
     image_copies,
     notices,
     outbox,
+    overview,
     ownership,
     planning,
     pools,
@@ -101,6 +105,8 @@ def test_a_member_asks_and_an_owner_approves(ctx: Context, who: dict[str, str]) 
     assert {name: kinds(ctx, user_id) for name, user_id in who.items()} == {
         "alice": ["endpoint.share_asked"], "amy": ["endpoint.share_asked"], "bob": [], "mallory": [], "victor": [],
     }  # fmt: skip
+    concerns = {name: [one.title for one in overview.concerns(ctx, who[name], [], [])] for name in ("amy", "bob")}
+    assert concerns == {"amy": ["waits to be shared with project lab"], "bob": []}
     for name, error in (("bob", Forbidden), ("mallory", Forbidden), ("victor", Forbidden)):
         for call in (endpoint_shares.approve, endpoint_shares.decline):
             with pytest.raises(error):
@@ -108,6 +114,7 @@ def test_a_member_asks_and_an_owner_approves(ctx: Context, who: dict[str, str]) 
     done = endpoint_shares.approve(ctx, who["amy"], "lab", "trap", owner="mallory")
     assert (done.endpoints, done.shares[0].approved_by) == (("trap",), "amy")
     assert endpoint_shares.approve(ctx, who["alice"], "lab", "trap").shares == done.shares, "approved once"
+    assert overview.concerns(ctx, who["amy"], [], []) == []
     for name, user_id in who.items():
         assert kinds(ctx, user_id).count("endpoint.share_approved") == 1, f"{name} was told"
         assert projects.get(ctx, user_id, "lab").endpoints == ("trap",)
@@ -298,6 +305,9 @@ def test_another_agent_has_to_be_approved_anew(ctx: Context, who: dict[str, str]
     )
     (entry,) = entries(ctx, "endpoint.approval_ended")
     assert entry["why"] == "another agent speaks for it"
+    endpoint_shares.approve(ctx, who["alice"], "lab", "trap")
+    agents.hello(ctx, made.id, Hello(facts=FACTS, take_over=True), "agt_00000000b")
+    assert projects.get(ctx, who["bob"], "lab").endpoints == (), "the same of a home that takes over with its token"
 
 
 def test_another_owner_has_to_be_approved_anew(ctx: Context, who: dict[str, str]) -> None:
@@ -315,6 +325,29 @@ def test_another_owner_has_to_be_approved_anew(ctx: Context, who: dict[str, str]
     ownership.transfer_endpoint(ctx, Giver(user_id=who["amy"]), "site", "alice")
     (share,) = projects.get(ctx, who["bob"], "lab").shares
     assert (share.owner, share.approved_by) == ("alice", "alice"), "as if its new owner had shared it"
+
+
+def test_who_approves_while_it_changes_hands_approves_of_nobody_else(ctx: Context, who: dict[str, str]) -> None:
+    """Whichever comes first: the new owner, a plain member, was not the one who was seen."""
+    for number in range(4):
+        name = f"site{number}"
+        endpoints.create(ctx, who["mallory"], name)
+        endpoint_shares.share(ctx, who["mallory"], "lab", name)
+        start = threading.Barrier(2)
+
+        def approve(name: str = name, start: threading.Barrier = start) -> None:
+            start.wait()
+            with contextlib.suppress(Conflict):
+                endpoint_shares.approve(ctx, who["alice"], "lab", name, owner="mallory")
+
+        def give(name: str = name, start: threading.Barrier = start) -> None:
+            start.wait()
+            ownership.transfer_endpoint(ctx, Giver(user_id=who["mallory"]), name, "bob")
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(approve), pool.submit(give)]:
+                done.result()
+        assert name not in projects.get(ctx, who["amy"], "lab").endpoints
 
 
 def _member(ctx: Context, who: dict[str, str]) -> None:

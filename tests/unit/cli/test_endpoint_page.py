@@ -317,6 +317,8 @@ def test_hostile_facts_are_harmless(given: Callable[..., None], capsys: pytest.C
     [
         (Endpoint(id="end_1", name="new", access="code"), ["no agent has ever connected", "has not enrolled yet"]),
         (Endpoint(id="end_1", name="old", access="revoked", last_seen_at=1.0), ["last heard of", "withdrawn"]),
+        (Endpoint(id="end_1", name="new", waits_for=("lab",)), ["an owner of project lab, who has to approve"]),
+        (Endpoint(id="end_1", name="new", shared_with=("lab",)), ["nothing has run here yet", "--infra"]),
     ],
 )
 def test_an_endpoint_without_facts(endpoint: Endpoint, said: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from diamond.core.wire import (
     Welcome,
 )
 from diamond.server.services import (
+    approvals,
     chains,
     holdings,
     image_work,
@@ -88,6 +89,8 @@ def hello(ctx: Context, endpoint_id: str, message: Hello, instance: str = "") ->
             if not message.take_over:
                 refuse_second_home(ctx, session, row)
             release(ctx, session, row)
+            proofs.forget(row)  # it may be another machine now
+            approvals.ask_anew(session, row, ctx.clock(), has_new_owner=False)
         row.instance = instance or None
         facts = policies.bounded(facts, ctx.clock())
         policies.note_change(session, row, facts, ctx.clock())

@@ -142,7 +142,7 @@ def _at_an_endpoint(
     decided = places.decide(ctx, session, asked, rows, need)
     placement = decided.placement
     if decided.endpoint is None:
-        places.refuse(spec, decided)
+        places.refuse(session, asked, decided)
     limit_s, chained = planning.one_job(spec.max_duration, placement.choice)
     waits = planning.waiting_text(spec, placement)
     if decided.endpoint is not None:

@@ -15,12 +15,13 @@ from diamond.core.codec import decode
 from diamond.core.endpoints import Endpoint
 from diamond.core.events import Event
 from diamond.core.images import BuildFailure, ReplicaState
+from diamond.core.projects import Role
 from diamond.core.quotas import WARN_FRACTION, Quota, shown
 from diamond.core.reasons import MEANINGS, Reason
 from diamond.core.states import TaskState
-from diamond.server.services import codes
+from diamond.server.services import access, codes
 from diamond.server.services.context import Context
-from diamond.server.store.identity_models import CodeRow
+from diamond.server.store.identity_models import CodeRow, EndpointShareRow, ProjectRow
 from diamond.server.store.models import EndpointRow, EventRow, ImageRow, JobRow, ReplicaRow, TaskRow, UserRow
 
 LATELY_S = 2 * 86_400.0  # failures older than this are known by now
@@ -49,7 +50,8 @@ class Concern:
     """Something that needs a person.
 
     Attributes:
-        about: "task", "endpoint", "image" or "quota"; `key` says which: an id, or an endpoint's name.
+        about: "task", "endpoint", "image", "project" or "quota"; `key` says which: an id, or the name of an endpoint or
+            of a project.
         title: what is wrong, without the name.
         detail: why, and what to do, as far as that is known.
     """
@@ -164,6 +166,7 @@ def concerns(ctx: Context, user_id: str, endpoints: list[Endpoint], quotas: list
     with ctx.db.read() as session:
         found = [*_failed(session, user_id, now), *_stuck(session, user_id, now)]
         images = _failed_images(session, user_id, now)
+        found += _asked_for(session, user_id)
     return [*found, *_of_endpoints(endpoints), *images, *_of_quotas(quotas)]
 
 
@@ -189,6 +192,27 @@ def _failed(session: Session, user_id: str, now: float) -> list[Concern]:
         for row in rows
         if later.get(row.name, "") < row.id
     ][:_EACH]
+
+
+def _asked_for(session: Session, user_id: str) -> list[Concern]:
+    """Endpoints that members want to share with projects of which the user is an owner."""
+    query = (
+        sa.select(EndpointRow.name, UserRow.name, ProjectRow.name, EndpointShareRow.created_at)
+        .join(EndpointShareRow, EndpointShareRow.endpoint_id == EndpointRow.id)
+        .join(UserRow, UserRow.id == EndpointRow.owner_id)
+        .join(ProjectRow, ProjectRow.id == EndpointShareRow.project_id)
+        .where(EndpointShareRow.project_id.in_(access.projects_of(user_id, Role.OWNER)))
+        .where(sa.not_(access.approved()), EndpointRow.removed_at.is_(None))
+        .order_by(EndpointShareRow.created_at, EndpointRow.id)
+        .limit(_EACH)
+    )
+    return [
+        Concern(
+            about="project", key=project, name=name, title=f"waits to be shared with project {project}", at=at,
+            detail=f"It is {owner}'s, who could read what is sent there. Approve or decline it",
+        )
+        for name, owner, project, at in session.execute(query)
+    ]  # fmt: skip
 
 
 def _why(row: TaskRow) -> str:

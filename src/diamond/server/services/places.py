@@ -48,7 +48,6 @@ class Decided:
 
     endpoint: EndpointRow | None
     placement: Placement
-    elsewhere: str = ""  # of the endpoint it names and may not use: what could be done
 
     @property
     def others(self) -> dict[str, str]:
@@ -79,10 +78,7 @@ def decide(
     found = [one for one in _candidates(ctx, session, asked, rows, need) if one.online or not online]
     placement = place(asked.spec, found)
     endpoint = next((row for row in rows if row.name == placement.endpoint), None)
-    elsewhere = ""
-    if endpoint is None:
-        elsewhere = where_else(session, asked.user_id, asked.project_id, asked.spec.resources.infra)
-    return Decided(endpoint=endpoint, placement=placement, elsewhere=elsewhere)
+    return Decided(endpoint=endpoint, placement=placement)
 
 
 def _candidates(
@@ -153,14 +149,19 @@ def where_else(session: Session, user_id: str, project_id: str | None, infra: st
     return f"{infra} is shared with project {', '.join(names)}: launch the task there" if names else ""
 
 
-def refuse(spec: TaskSpec, decided: Decided) -> None:
-    """Say no at once to what no known endpoint can ever do; wait only for what may still become possible."""
-    infra, placement = spec.resources.infra, decided.placement
+def refuse(session: Session, asked: Asked, decided: Decided) -> None:
+    """Say no at once to what no known endpoint can ever do; wait only for what may still become possible.
+
+    Raises:
+        InvalidInput: naming the field, and each endpoint with what is in the way.
+    """
+    infra, placement = asked.spec.resources.infra, decided.placement
     known = sorted([*placement.obstacles, *placement.undecided])
     if infra is not None and infra not in known:
+        elsewhere = where_else(session, asked.user_id, asked.project_id, infra)
         raise InvalidInput(
             f"there is no endpoint {infra[:60]!r}",
-            hint=decided.elsewhere or f"endpoints: {', '.join(known) or 'none yet'}",
+            hint=elsewhere or f"endpoints: {', '.join(known) or 'none yet'}",
             field="resources.infra",
         )
     if placement.undecided or not placement.obstacles:

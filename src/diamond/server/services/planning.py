@@ -101,7 +101,7 @@ def place_task(
     endpoint, placement = decided.endpoint, decided.placement
     if endpoint is None:
         if refuse_impossible:
-            places.refuse(spec, decided)
+            places.refuse(session, asked, decided)
         taken_back = f"{before.detail}; " if before and before.reason == Reason.CANCELLED else ""
         task.pending_reason = taken_back + waiting_text(spec, placement)
         return Placed(topics=[f"task:{task.id}", "events"], decided=decided)

@@ -48,10 +48,10 @@ _SHARES = {
 
 
 def path_of(about: str, key: str) -> str:
-    """The page of a task, an image or an endpoint."""
+    """The page of a task, an image, an endpoint or a project."""
     if about == "quota":
         return "/settings"
-    places = {"task": "/tasks/", "image": "/images/", "endpoint": "/endpoints/"}
+    places = {"task": "/tasks/", "image": "/images/", "endpoint": "/endpoints/", "project": "/settings/projects/"}
     return places[about] + quote(key, safe="") if key else ""
 
 
@@ -114,5 +114,5 @@ def _of_task(each: Happening) -> tuple[str, str, str]:
 
 
 def line_of_concern(each: Concern) -> Line:
-    look = "waiting" if each.title == "has been waiting" else "bad"
+    look = "waiting" if each.about == "project" or each.title == "has been waiting" else "bad"
     return Line(each.name, path_of(each.about, each.key), each.title, look, each.at, each.detail)
