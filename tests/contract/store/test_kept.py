@@ -11,7 +11,7 @@ import pytest
 from diamond.core.errors import QuotaExceeded, TooLarge
 from diamond.core.states import JobState
 from diamond.core.tasks import Output, Task
-from diamond.core.wire import Report, StreamChunk
+from diamond.core.wire import JobReport, Report, ReportAck, StreamChunk
 from diamond.server.services import agents, kept, removals, usage
 from diamond.server.services.allowances import Caps
 from diamond.server.services.context import Context
@@ -180,3 +180,26 @@ def test_a_list_of_outputs_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
         task, outputs=tuple(Output(path=f"{'x' * 30}{n}", size_bytes=1, sha256="", stored=False) for n in range(9))
     )
     assert len(world.task(task).outputs) == 3
+
+
+def test_a_job_over_its_rate_is_heard_later_and_ends_with_its_whole_log(world: World) -> None:
+    ctx = replace(world.ctx, caps=Caps(job_bytes_per_s=10))
+    fast, slow = world.launch(), world.launch()
+    for task in (fast, slow):
+        world.run(task)
+    jobs = {name: world.task(task).jobs[-1].id for name, task in (("fast", fast), ("slow", slow))}
+
+    def report(*chunks: StreamChunk, ended: str = "") -> ReportAck:
+        said = (JobReport(job_id=ended, state=JobState.SUCCEEDED),) if ended else ()
+        return agents.report(ctx, world.endpoint, Report(epoch=ctx.epoch, streams=chunks, jobs=said))
+
+    first = report(StreamChunk.of(jobs["fast"], "log", 0, b"x" * 1000))
+    assert first.received == {jobs["fast"]: {"log": 1000}}
+    last = StreamChunk.of(jobs["fast"], "log", 1000, b"the end")
+    second = report(last, StreamChunk.of(jobs["slow"], "log", 0, b"hello"), ended=jobs["fast"])
+    assert second.received == {jobs["fast"]: {"log": 1000}, jobs["slow"]: {"log": 5}}
+    assert second.states == {}, "its end is not believed before the end of its log is here"
+    ctx.__dict__.pop("ingestion")  # time passes
+    third = report(last, ended=jobs["fast"])
+    assert third.received == {jobs["fast"]: {"log": 1007}}
+    assert third.states == {jobs["fast"]: JobState.SUCCEEDED}
