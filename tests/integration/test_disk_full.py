@@ -41,6 +41,12 @@ def server_disk(home: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def larger_disk(home: Path) -> Iterator[Path]:
+    with disks.small_disk(home / "server", mib=200) as path:
+        yield path
+
+
 def test_run_directory_full(home: Path, agent_disk: Path) -> None:
     with Service(home) as service, service.client() as client:
         greedy = client.tasks.create({"name": "greedy", "run": "echo before; head -c 100M /dev/zero > big"})
@@ -73,7 +79,7 @@ def first_refusal(client: Client) -> StorageFull:
     raise AssertionError("a full disk took a hundred tasks")
 
 
-def test_below_the_reserve_everything_small_goes_on(home: Path, server_disk: Path, tmp_path: Path) -> None:
+def test_below_the_reserve_everything_small_goes_on(home: Path, larger_disk: Path, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     (files / "data.bin").write_bytes(os.urandom(100_000))
@@ -82,7 +88,7 @@ def test_below_the_reserve_everything_small_goes_on(home: Path, server_disk: Pat
         waits = f"echo begun; until [ -e {go} ]; do sleep 0.05; done; for n in $(seq 1 2000); do echo line $n; done"
         chatty = client.tasks.create({"name": "chatty", "run": waits})
         eventually(lambda: b"begun" in b"".join(client.tasks.logs(chatty.id)), what="its first line")
-        filler = disks.fill_up_to(server_disk, leave=1000 * 1024)  # a twentieth of the disk is more
+        filler = disks.fill_up_to(larger_disk, leave=8 * 1024 * 1024)  # a twentieth of the disk is more
         time.sleep(1.1)  # how long the server believes what it saw of the disk
         go.touch()
         with pytest.raises(StorageFull, match="nearly full"):
