@@ -140,6 +140,8 @@ def goodbye(ctx: Context, endpoint_id: str, instance: str = "") -> None:
     with ctx.db.write() as session:
         row = presence.locked(session, endpoint_id)
         presence.check_instance(row, instance)
+        if not is_online(row.last_seen_at, ctx.clock()):
+            return  # it has said so before
         row.last_seen_at = row.silence_told = ctx.clock() - ONLINE_WITHIN_S
         data = {"name": row.name}
         at = ctx.clock()
