@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,12 @@ def server_disk(home: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def larger_disk(home: Path) -> Iterator[Path]:
+    with disks.small_disk(home / "server", mib=200) as path:
+        yield path
+
+
 def test_run_directory_full(home: Path, agent_disk: Path) -> None:
     with Service(home) as service, service.client() as client:
         greedy = client.tasks.create({"name": "greedy", "run": "echo before; head -c 100M /dev/zero > big"})
@@ -69,6 +77,31 @@ def first_refusal(client: Client) -> StorageFull:
         except StorageFull as error:
             return error
     raise AssertionError("a full disk took a hundred tasks")
+
+
+def test_below_the_reserve_everything_small_goes_on(home: Path, larger_disk: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "data.bin").write_bytes(os.urandom(100_000))
+    with Service(home) as service, service.client() as client:
+        go = tmp_path / "go"
+        waits = f"echo begun; until [ -e {go} ]; do sleep 0.05; done; for n in $(seq 1 2000); do echo line $n; done"
+        chatty = client.tasks.create({"name": "chatty", "run": waits})
+        eventually(lambda: b"begun" in b"".join(client.tasks.logs(chatty.id)), what="its first line")
+        filler = disks.fill_up_to(larger_disk, leave=8 * 1024 * 1024)  # a twentieth of the disk is more
+        time.sleep(1.1)  # how long the server believes what it saw of the disk
+        go.touch()
+        with pytest.raises(StorageFull, match="nearly full"):
+            client.bundles.upload(files)
+        for number in range(5):
+            small = client.tasks.create({"name": f"small {number}", "run": "true"})
+            client.tasks.cancel(small.id)
+        client.tokens.create("while it is nearly full")
+        assert b"line 1\n" not in b"".join(client.tasks.logs(chatty.id))
+        filler.unlink()
+        assert client.tasks.wait(chatty.id, timeout_s=90).state is TaskState.SUCCEEDED
+        expected = b"begun\n" + b"".join(f"line {n}\n".encode() for n in range(1, 2001))
+        assert b"".join(client.tasks.logs(chatty.id)) == expected
 
 
 def test_server_data_directory_full(home: Path, server_disk: Path) -> None:

@@ -34,6 +34,7 @@ _PREFIX = "/api/v1"
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
 _CHUNK_BYTES = 256 * 1024
+_LONGEST_RETRY_S = 60.0  # that a server may ask to be left alone for
 _MAX_JSON_BYTES = 64 * 1024 * 1024
 
 
@@ -282,7 +283,10 @@ class Link:
             if answer.status >= 500:
                 return ServerUnreachable(f"{self.where} answered {answer.status} {answer.reason}")
             return ProtocolError(f"{self.where} answered {answer.status} {answer.reason}")
-        return error_from_json(body)
+        error = error_from_json(body)
+        after = answer.getheader("Retry-After", "")
+        error.retry_after_s = min(float(after), _LONGEST_RETRY_S) if after.isdecimal() and len(after) < 6 else None
+        return error
 
     def _unreachable(self, error: Exception) -> ServerUnreachable:
         if (found := explain(error, self.where)) is not None:

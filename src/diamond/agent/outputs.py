@@ -178,7 +178,7 @@ class Collector:
             except DiamondError as error:
                 if not error.transient and not isinstance(error, Unauthenticated):
                     raise _Refused(str(error)) from error
-                self._stop.wait(backoff.next_s())
+                self._stop.wait(max(backoff.next_s(), error.retry_after_s or 0.0))
         return None
 
 

@@ -320,6 +320,8 @@ class Reporter:
                 delivered.append(job)
             elif said is not None and state is None:
                 job.quiet_until = self._clock() + _STUCK_S
+            if (mine := sent.get(job_id)) and all(received.get(stream) == at for stream, at in mine.items()):
+                job.quiet_until = self._clock() + _STUCK_S  # too fast for the server, which took nothing of it
         if delivered:
             self._samples.forget(job.job_id for job in delivered)
             self._curves.forget(job.job_id for job in delivered)

@@ -99,7 +99,7 @@ class Patience:
             else:
                 hint = f" ({error.hint})" if error.hint else ""
                 log.warning("%s: %s%s; trying again", self._what, error.message, hint)
-        wait_s = self._backoff.next_s()
+        wait_s = max(self._backoff.next_s(), error.retry_after_s or 0.0)
         self._stop.wait(wait_s if error.transient else max(wait_s, _REFUSED_S))
 
     def worked(self) -> None:

@@ -44,6 +44,7 @@ def metrics(ref: str | None, key: str | None, *, attempt: int | None, util: bool
             if found:
                 say("What the agent measured: diamond metrics --util " + task.id)
             return
+        notes = client.tasks.metric_notes(task.id, attempt)
         rows = []
         for series in shown[:50]:
             curve = client.tasks.curve(task.id, series.key, attempt=attempt, max_points=200)
@@ -58,6 +59,8 @@ def metrics(ref: str | None, key: str | None, *, attempt: int | None, util: bool
         flexible={"METRIC": 10},
         droppable=("MIN", "MAX", "STEP", "CURVE"),
     )
+    for note in notes:
+        say(render.clean(note))
 
 
 def _unknown(task: Task, key: str, have: list[Series]) -> NotFound:
@@ -80,6 +83,8 @@ def _plot(curve: Curve) -> None:
         last, low, high = text(points[-1].last), text(min(p.min for p in points)), text(max(p.max for p in points))
         head += f"  last {last}  min {low}  max {high}"
     print(head)
+    if curve.thinned:
+        print("Some older samples are no longer kept; the smallest and the largest are.")
     if curve.non_finite:
         where = (
             ""

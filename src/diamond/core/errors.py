@@ -36,6 +36,7 @@ class DiamondError(Exception):
         hint: what to do next; may be empty.
         field: dotted path of the offending field in what the user wrote, if there is one.
         transient: whether repeating the same call later can succeed.
+        retry_after_s: when, where the server knows; travels as the Retry-After header.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -47,6 +48,7 @@ class DiamondError(Exception):
         self.message = message
         self.hint = hint
         self.field = field
+        self.retry_after_s: float | None = None
 
     def __str__(self) -> str:
         text = f"{self.field}: {self.message}" if self.field else self.message

@@ -16,6 +16,7 @@ class Series:
         last_step: training step of the newest sample.
         last_t: Unix seconds of the newest sample; NaN when the program gave none.
         last_value: may be NaN or infinite.
+        thinned: of the older samples, some are no longer kept.
     """
 
     key: str
@@ -24,6 +25,7 @@ class Series:
     last_step: float
     last_t: float
     last_value: float
+    thinned: bool = False
 
     @staticmethod
     def of(raw: dict[str, Any]) -> Series:
@@ -34,6 +36,7 @@ class Series:
             last_step=_number(raw.get("last_step")),
             last_t=_number(raw.get("last_t")),
             last_value=_number(raw.get("last_value")),
+            thinned=bool(raw.get("thinned", False)),
         )
 
 
@@ -57,6 +60,7 @@ class Curve:
         non_finite: how many samples were NaN or infinite; they are in no point.
         first_non_finite_x: where the first of those is.
         gaps: stretches of nothing but such samples, as (x of the first, x of the last); the first 200 of them.
+        thinned: of the older samples, some are no longer kept; the smallest and the largest are.
     """
 
     key: str
@@ -67,6 +71,7 @@ class Curve:
     non_finite: int = 0
     first_non_finite_x: float | None = None
     gaps: tuple[tuple[float, float], ...] = ()
+    thinned: bool = False
 
     @staticmethod
     def of(raw: dict[str, Any]) -> Curve:
@@ -79,6 +84,7 @@ class Curve:
             non_finite=int(raw.get("non_finite", 0)),
             first_non_finite_x=raw.get("first_non_finite_x"),
             gaps=tuple((_number(first), _number(last)) for first, last in raw.get("gaps", ())),
+            thinned=bool(raw.get("thinned", False)),
         )
 
 

@@ -414,6 +414,11 @@ class Tasks:
         answer = self._transport.json("GET", f"{_path(task_id)}/metrics", params={"attempt": attempt})
         return [Series.of(raw) for raw in answer["series"]]
 
+    def metric_notes(self, task_id: str, attempt: int | None = None) -> builtins.list[str]:
+        """What an attempt logged that is in no curve, and why, in sentences."""
+        answer = self._transport.json("GET", f"{_path(task_id)}/metrics", params={"attempt": attempt})
+        return [str(note) for note in answer.get("notes", ())]
+
     def curve(
         self,
         task_id: str,

@@ -188,7 +188,13 @@ def make_context(settings: Settings, db: Database, hub: Hub) -> Context:
         agent_token_s=settings.agent_token_days * 86_400.0,
         secret_keys=Keys(Path(settings.secret_key_file or root / FILE_NAME).expanduser(), settings.secret_key),
         identity=IdentityProviders(identity_file.load(settings) if settings.multi_user else None),
-        caps=Caps(output_bytes=settings.output_cap_bytes),
+        caps=Caps(
+            output_bytes=settings.output_cap_bytes,
+            job_bytes_per_s=settings.job_bytes_per_s,
+            endpoint_bytes_per_s=settings.endpoint_bytes_per_s,
+            calls_per_s=settings.agent_calls_per_s,
+            reserve_bytes=settings.disk_reserve_bytes,
+        ),
         allowances=Allowances(
             sessions=settings.sessions_per_user, tokens=settings.tokens_per_user, projects=settings.projects_per_user
         ),

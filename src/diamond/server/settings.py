@@ -175,6 +175,24 @@ class Settings(BaseSettings):
         ge=MIB,
         description="How many bytes of files one job may bring to the server. What is more stays at the endpoint.",
     )
+    job_bytes_per_s: float = Field(
+        default=32 * MIB,
+        ge=64 * 1024,
+        description="How many bytes of log and curves one job may send a second, in each server process; what may come "
+        "in eight seconds may come at once. What is more is taken later: its agent keeps it.",
+    )
+    endpoint_bytes_per_s: float = Field(
+        default=128 * MIB, ge=64 * 1024, description="The same of all jobs of one endpoint together."
+    )
+    agent_calls_per_s: float = Field(
+        default=200.0, ge=5, description="How often one endpoint's agent may call a second, likewise."
+    )
+    disk_reserve_bytes: int = Field(
+        default=1024 * MIB,
+        ge=0,
+        description="Free space on the server's disk that logs, curves and uploads leave alone, so that everything "
+        "else goes on when the disk is nearly full; at most a twentieth of the disk.",
+    )
     max_json_bytes: int = Field(
         default=8 * MIB, ge=1024, description="Largest request body of JSON; a larger one is answered with 413."
     )

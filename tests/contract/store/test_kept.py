@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from fastapi.routing import APIRoute
 
 from diamond.core.errors import QuotaExceeded, TooLarge
 from diamond.core.states import JobState
 from diamond.core.tasks import Output, Task
-from diamond.core.wire import Report, StreamChunk
+from diamond.core.wire import STREAMS, JobReport, Report, ReportAck, StreamChunk
+from diamond.server.api.agent import router as agent_routes
 from diamond.server.services import agents, kept, removals, usage
 from diamond.server.services.allowances import Caps
 from diamond.server.services.context import Context
 from diamond.server.store import series
-from diamond.server.store.models import JobRow
+from diamond.server.store.models import EventRow, JobRow, TaskRow
 from diamond.server.store.series import SeriesStore
 from diamond.server.store.streams import StreamStore
 from testing.context import Clock
@@ -180,3 +184,77 @@ def test_a_list_of_outputs_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
         task, outputs=tuple(Output(path=f"{'x' * 30}{n}", size_bytes=1, sha256="", stored=False) for n in range(9))
     )
     assert len(world.task(task).outputs) == 3
+
+
+def test_a_job_over_its_rate_is_heard_later_and_ends_with_its_whole_log(world: World) -> None:
+    ctx = replace(world.ctx, caps=Caps(job_bytes_per_s=10))
+    fast, slow = world.launch(), world.launch()
+    for task in (fast, slow):
+        world.run(task)
+    jobs = {name: world.task(task).jobs[-1].id for name, task in (("fast", fast), ("slow", slow))}
+
+    def report(*chunks: StreamChunk, ended: str = "") -> ReportAck:
+        said = (JobReport(job_id=ended, state=JobState.SUCCEEDED),) if ended else ()
+        return agents.report(ctx, world.endpoint, Report(epoch=ctx.epoch, streams=chunks, jobs=said))
+
+    first = report(StreamChunk.of(jobs["fast"], "log", 0, b"x" * 1000))
+    assert first.received == {jobs["fast"]: {"log": 1000}}
+    last = StreamChunk.of(jobs["fast"], "log", 1000, b"the end")
+    second = report(last, StreamChunk.of(jobs["slow"], "log", 0, b"hello"), ended=jobs["fast"])
+    assert second.received == {jobs["fast"]: {"log": 1000}, jobs["slow"]: {"log": 5}}
+    assert second.states == {}, "its end is not believed before the end of its log is here"
+    ctx.__dict__.pop("ingestion")  # time passes
+    third = report(last, ended=jobs["fast"])
+    assert third.received == {jobs["fast"]: {"log": 1007}}
+    assert third.states == {jobs["fast"]: JobState.SUCCEEDED}
+
+
+def test_notes_say_what_is_in_no_curve_and_why(world: World) -> None:
+    task = world.launch()
+    world.run(task)
+    job = world.task(task).jobs[-1].id
+    send(world, task, "metrics", lines(10) + b"not a metric\n")
+    assert notes_of(world, job) == ["1 line or value could not be read as metrics."]
+    send(world, task, "metrics", lines(20_000))
+    assert "Of loss, some older samples are no longer kept, since it logged very much." in notes_of(world, job)[0]
+    send(world, task, "metrics", b"".join(b'{"key%d": 1}\n' % n for n in range(600)))
+    assert any("values are not shown: a job has at most 512 metrics" in note for note in notes_of(world, job))
+
+
+def notes_of(world: World, job: str) -> list[str]:
+    return kept.curve_notes(world.ctx, job, world.ctx.series.keys(job))
+
+
+def test_everything_an_agent_can_have_kept_is_listed_with_its_bound() -> None:
+    routes = {
+        route.path.removeprefix("/api/v1") for route in agent_routes.routes if isinstance(route, APIRoute)
+    }  # files and shells are others: files are outputs, of shells nothing is kept
+    said = {field.name for field in dataclasses.fields(JobReport)}
+    assert kept.BOUNDS.keys() == {*STREAMS, *said, *routes}
+
+
+def test_what_is_said_of_a_job_is_cut_to_what_its_row_may_hold(world: World) -> None:
+    task = world.launch(outputs=["*"])
+    world.run(task)
+    words = {field.name: "x" * 50_000 for field in dataclasses.fields(JobReport) if field.type in ("str", "str | None")}
+    outputs = tuple(Output(path=f"{'d' * 200}/{'d' * 200}/{n}", size_bytes=1) for n in range(12_000))
+    words.pop("job_id")
+    world.end(task, outputs=outputs, hosts=("h" * 1000,) * 12_000, **words)
+    with world.ctx.db.read() as session:
+        job = session.get_one(JobRow, world.task(task).jobs[-1].id)
+        row = {column.key: getattr(job, column.key) for column in sa.inspect(JobRow).columns}
+        listed = session.get_one(TaskRow, task.id).outputs
+    assert len(row.pop("hosts")) == 10_000
+    assert all(len(str(value)) <= 4096 for value in row.values())
+    assert sum(len(entry["path"]) for entry in listed) <= kept.MAX_LISTED_BYTES
+
+
+def test_taking_leave_again_and_again_leaves_one_event(world: World) -> None:
+    def events() -> int:
+        with world.ctx.db.read() as session:
+            kinds = session.scalars(sa.select(EventRow.kind)).all()
+        return kinds.count("endpoint.offline")
+
+    for _ in range(5):
+        agents.goodbye(world.ctx, world.endpoint)
+    assert events() == 1

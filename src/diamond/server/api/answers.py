@@ -6,6 +6,7 @@ Must not decide anything about tasks; it only writes down what services said.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from typing import Any
@@ -39,7 +40,8 @@ def error_answer(error: DiamondError, *, status: int | None = None, headers: dic
     if error.status == 401:
         extra.setdefault("WWW-Authenticate", 'Bearer realm="diamond"')
     if error.transient:
-        extra.setdefault("Retry-After", "2")
+        after_s = error.retry_after_s
+        extra.setdefault("Retry-After", "2" if after_s is None else str(max(1, math.ceil(after_s))))
     if error.status == 413:
         extra.setdefault("Connection", "close")
     return Json(error.to_json(), status or error.status, extra)

@@ -179,10 +179,11 @@ async def put_pack(request: Request, party: Party, server: Server) -> Response:
 
 
 def _check(ctx: Context, party: Identity, num_bytes: int, digests: list[str]) -> None:
-    """Refuse bytes that a user has no room for, and those of an agent that has nothing to do."""
+    """Refuse bytes that a user, or the disk, has no room for, and those of an agent that has nothing to do."""
     if party.endpoint_id is not None:
         agents.check_upload(ctx, party.endpoint_id, num_bytes, digests)
     quotas.check_upload(ctx, party.user_id, num_bytes, digests)
+    ctx.ingestion.check_reserve(min(num_bytes, _PIECE_BYTES))  # again before each piece
 
 
 def _store_all(blobs: BlobStore, frames: list[tuple[str, bytes]], done: dict[str, int], new: set[str]) -> None:

@@ -15,7 +15,7 @@ from diamond.server.api.documents import USER_FAILS, fails, returns
 from diamond.server.api.runtime import Ctx, Server, User
 from diamond.server.api.schemas import CurveAnswer, Series, SeriesList
 from diamond.server.compression import smaller
-from diamond.server.services import attempts
+from diamond.server.services import attempts, kept
 from diamond.server.services.context import Context
 from diamond.server.store.series import SeriesInfo
 
@@ -37,7 +37,7 @@ def finite(number: float | None) -> float | None:
     responses=returns(SeriesList, "The keys.") | USER_FAILS | fails(NotFound),
 )
 async def list_metrics(user: User, server: Server, task_id: str, attempt: Attempt = None) -> Response:
-    job, found = await server.looks.look(_keys, server.ctx, user, task_id, attempt)
+    job, found, notes = await server.looks.look(_all, server.ctx, user, task_id, attempt)
     series = [
         Series(
             key=info.key,
@@ -46,10 +46,18 @@ async def list_metrics(user: User, server: Server, task_id: str, attempt: Attemp
             last_step=finite(info.last_step),
             last_t=finite(info.last_t),
             last_value=finite(info.last_value),
+            thinned=info.thinned,
         )
         for info in found
     ]
-    return Json(SeriesList(attempt=job.number, series=series))
+    return Json(SeriesList(attempt=job.number, series=series, notes=notes))
+
+
+def _all(
+    ctx: Context, user: str, task_id: str, attempt: int | None
+) -> tuple[attempts.Attempt, list[SeriesInfo], list[str]]:
+    job, found = _keys(ctx, user, task_id, attempt)
+    return job, found, kept.curve_notes(ctx, job.job_id, found) if job.job_id else []
 
 
 def _keys(ctx: Context, user: str, task_id: str, attempt: int | None) -> tuple[attempts.Attempt, list[SeriesInfo]]:
@@ -102,6 +110,7 @@ def read_curve(
             non_finite=curve.non_finite,
             first_non_finite_x=finite(curve.first_non_finite_x),
             gaps=[list(gap) for gap in curve.gaps],
+            thinned=curve.thinned,
         )
     )
     return smaller(request, answer)

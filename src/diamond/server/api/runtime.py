@@ -76,13 +76,17 @@ async def _administrator(request: Request) -> str:
 
 
 async def _agent(request: Request) -> str:
-    return require_agent(await _identity(request))
+    endpoint_id = require_agent(await _identity(request))
+    (await _ctx(request)).ingestion.call(endpoint_id)
+    return endpoint_id
 
 
 async def _party(request: Request) -> Identity:
     """An agent, or a user who looks or does something: what is for both must not be open to a token without scopes."""
     identity = await _identity(request)
-    if identity.endpoint_id is None:
+    if identity.endpoint_id is not None:
+        (await _ctx(request)).ingestion.call(identity.endpoint_id)
+    else:
         require_user(identity, Scope.READ if request.method in SAFE_METHODS else Scope.LAUNCH)
     return identity
 

@@ -111,7 +111,8 @@ class EventPage:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One key of a job. A number that is not finite is null."""
+    """One key of a job. A number that is not finite is null. `count` is of all that were logged; `thinned`: some of the
+    older ones are no longer kept."""
 
     key: str
     stream: str
@@ -119,18 +120,22 @@ class Series:
     last_step: float | None
     last_t: float | None
     last_value: float | None
+    thinned: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesList:
+    """`notes` say what was logged and is in no curve, and why."""
+
     attempt: int
     series: list[Series]
+    notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveAnswer:
     """`points` are [x, min, max, mean, last]; with `exact`, each is one sample. `gaps` are stretches of samples that
-    are no number, as [x of the first, x of the last]."""
+    are no number, as [x of the first, x of the last]. `thinned`: of the older samples, some are no longer kept."""
 
     attempt: int
     key: str
@@ -141,6 +146,7 @@ class CurveAnswer:
     non_finite: int
     first_non_finite_x: float | None
     gaps: list[list[float]]
+    thinned: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,6 +147,8 @@ def goodbye(ctx: Context, endpoint_id: str, instance: str = "") -> None:
     with ctx.db.write() as session:
         row = presence.locked(session, endpoint_id)
         presence.check_instance(row, instance)
+        if not is_online(row.last_seen_at, ctx.clock()):
+            return  # it has said so before
         row.last_seen_at = row.silence_told = ctx.clock() - ONLINE_WITHIN_S
         data = {"name": row.name}
         at = ctx.clock()
@@ -297,12 +299,15 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     for field, count in (("jobs", len(message.jobs)), ("streams", len(message.streams))):
         if count > MAX_REPORTED:
             raise TooLarge(f"has {count} entries", hint=f"send at most {MAX_REPORTED} at a time", field=field)
+    ctx.ingestion.report(endpoint_id, sum(len(chunk.data) * 3 // 4 for chunk in message.streams))
     own, task_of, told = _own_jobs(ctx, endpoint_id, named, instance)
-    received = _store_streams(ctx, message.streams, own)
+    received, later = _store_streams(ctx, message.streams, own)
     fault_point("server.receiving")
     states = dict(own)
     topics: set[str] = set()
-    news = tuple(item for item in message.jobs if item.job_id in own and not own[item.job_id].is_final)
+    # Of a job whose bytes were not taken no state is believed either: its last one comes with the end of its log.
+    jobs = tuple(item for item in message.jobs if item.job_id not in later)
+    news = tuple(item for item in jobs if item.job_id in own and not own[item.job_id].is_final)
     usage = encode(bounds.fitted(message.usage)[0]) if message.usage is not None else None
     if news or (
         usage is not None and (told is None or usage != told.usage or presence.is_stale(ctx, told.last_seen_at))
@@ -321,7 +326,7 @@ def report(ctx: Context, endpoint_id: str, message: Report, instance: str = "") 
     ctx.hub.notify(*topics)
     return ReportAck(
         epoch=ctx.epoch,
-        states={item.job_id: states[item.job_id] for item in message.jobs if item.job_id in states},
+        states={item.job_id: states[item.job_id] for item in jobs if item.job_id in states},
         received=received,
         unknown=tuple(sorted(named - own.keys())),
     )
@@ -354,9 +359,11 @@ def _own_jobs(
 
 def _store_streams(
     ctx: Context, chunks: tuple[StreamChunk, ...], own: dict[str, JobState]
-) -> dict[str, dict[str, int]]:
+) -> tuple[dict[str, dict[str, int]], set[str]]:
+    """How much is held now of the streams that are named, and the jobs that send too fast to be listened to."""
     received: dict[str, dict[str, int]] = {}
     heavy: set[str] = set()
+    later: set[str] = set()
     for chunk in chunks:
         if chunk.job_id not in own:
             continue
@@ -366,6 +373,10 @@ def _store_streams(
             data = chunk.raw()
         except ValueError as error:
             raise ProtocolError("stream bytes are not base64") from error
+        if chunk.job_id in later or not ctx.ingestion.takes(chunk.job_id, len(data)):
+            later.add(chunk.job_id)
+            received.setdefault(chunk.job_id, {})[chunk.stream] = ctx.streams.size(chunk.job_id, chunk.stream)
+            continue
         size = ctx.streams.append(chunk.job_id, chunk.stream, chunk.offset, data)
         if chunk.stream in SOURCES:
             ctx.series.gather(chunk.job_id, chunk.stream, chunk.offset, size)
@@ -374,7 +385,7 @@ def _store_streams(
         received.setdefault(chunk.job_id, {})[chunk.stream] = size
     for job_id in heavy:
         kept.weigh(ctx, job_id)
-    return received
+    return received, later
 
 
 def _apply(ctx: Context, session: Session, items: tuple[JobReport, ...], states: dict[str, JobState]) -> set[str]:

@@ -25,9 +25,16 @@ class Caps:
 
     Attributes:
         output_bytes: of files that one job brings.
+        job_bytes_per_s, endpoint_bytes_per_s: of logs and curves.
+        calls_per_s: of one endpoint's agent.
+        reserve_bytes: free space on the server's disk, below which nothing large is taken.
     """
 
     output_bytes: int = 256 * 2**30
+    job_bytes_per_s: float = 32 * 2**20
+    endpoint_bytes_per_s: float = 128 * 2**20
+    calls_per_s: float = 200.0
+    reserve_bytes: int = 2**30
 
 
 def refusal(kind: type[DiamondError], have: str, setting: str, *, cure: str, field: str = "") -> DiamondError:

@@ -11,6 +11,7 @@ from typing import Protocol
 from diamond.core.home import Home
 from diamond.server.identity_providers import IdentityProviders
 from diamond.server.services.allowances import Allowances, Caps
+from diamond.server.services.ingestion import Ingestion
 from diamond.server.services.sealing import FILE_NAME, Keys
 from diamond.server.services.throttling import Throttle
 from diamond.server.store.blobs import BlobStore
@@ -47,6 +48,11 @@ class Context:
     def measures(self) -> MeasureStore:
         """What trainings measured of themselves."""
         return MeasureStore(self.streams)
+
+    @cached_property
+    def ingestion(self) -> Ingestion:
+        """How fast agents send, and how full the disk is."""
+        return Ingestion(self.caps, self.home.server)
 
     @cached_property
     def keys(self) -> Keys:

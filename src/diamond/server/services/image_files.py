@@ -224,6 +224,7 @@ def _store(ctx: Context, user_id: str, file: BinaryIO, found: ImageFile) -> None
         digest = f"sha256:{member.sha256}"
         file.seek(found.offsets[member.name])
         pieces = _part(file, member.size_bytes)
+        ctx.ingestion.check_reserve(member.size_bytes)
         ctx.blobs.put_chunk(digest, member.size_bytes, 0, pieces, sender=user_id, to_prove=digest not in held)
     given = holdings.give(ctx, user_id, sizes)
     usage.note_stored(ctx, user_id, sum(sizes[digest] for digest in given | new))

@@ -1,14 +1,6 @@
 """What a job makes the server keep: how much that may be, how it is counted, and what goes when a quota is used up.
 
-This is the list of everything an agent can have the server keep of one job, with what bounds it:
-
-    log             `log_cap_bytes`; the first segment and the newest ones stay
-    train           three segments; the newest stay
-    metrics, util   `curves_cap_bytes` for both: lines go once their points are safe, points are thinned
-    outputs         `output_cap_bytes` for files; `MAX_OUTPUTS` entries with paths of `MAX_LISTED_BYTES` in all
-    detail, reasons, partition, run directory, scheduler's id, hosts: each cut to a length, in `reported`
-    events, audit   one for each change of state, which only advance; calls are rate-limited (`ingestion`)
-    facts, use      of an endpoint, not of a job: replaced by the next, and bounded field by field (`core.bounds`)
+`BOUNDS` lists everything an agent can have the server keep, with what bounds it; a test walks it.
 
 Bytes of logs and curves count for the task's owner and project like its outputs do. A job is weighed whenever it has
 sent much, and at its end; what is off is put right once a day (`recount`). When a quota is used up its jobs go on, but
@@ -17,6 +9,7 @@ hardly anything of their logs is kept, and less of their curves, until there is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 import sqlalchemy as sa
@@ -26,8 +19,40 @@ from diamond.core.errors import StorageFull
 from diamond.server.services import quotas, usage
 from diamond.server.services.context import Context
 from diamond.server.store.models import HoldingRow, JobRow, TaskRow
+from diamond.server.store.points import MAX_KEYS
+from diamond.server.store.series import SeriesInfo
 from diamond.server.store.streams import MIB
 
+BOUNDS = {
+    # Streams.
+    "log": "log_cap_bytes: the first segment and the newest ones stay",
+    "train": "three segments: the newest stay",
+    "metrics": "curves_cap_bytes, with util: lines go once their points are safe, points are thinned, keys are counted",
+    "util": "curves_cap_bytes, with metrics",
+    # What is said of a job: cut to a length when it is written to the job's row.
+    "job_id": "one of the endpoint's own jobs",
+    "state": "only advances; an event for each change",
+    "reason": "one of a list",
+    "detail": "4000 characters",
+    "exit_code": "a number up to 255",
+    "signal": "a number up to 255",
+    "scheduler_id": "200 characters",
+    "hosts": "10,000 of 255 characters",
+    "run_dir": "4096 characters",
+    "pending_reason": "500 characters",
+    "partition": "200 characters",
+    "expected_start_at": "a number",
+    "queued_at": "a number",
+    "started_at": "a number",
+    "ended_at": "a number",
+    "outputs": "MAX_OUTPUTS entries, paths of MAX_LISTED_BYTES in all; files: output_cap_bytes for each live job",
+    # Calls.
+    "/agent/hello": "facts replace those before, and are cut to core.bounds; an event for a new beginning",
+    "/agent/desired": "nothing but when it was",
+    "/agent/jobs/{job_id}/secrets": "an entry of the audit log; calls are limited to agent_calls_per_s",
+    "/agent/goodbye": "an event where it was there before",
+    "/agent/reports": "streams and what is said of jobs; the endpoint's use replaces the one before",
+}
 MAX_OUTPUTS = 10_000
 MAX_LISTED_BYTES = 2 * MIB  # of their paths
 WEIGH_EVERY_BYTES = 8 * MIB
@@ -42,6 +67,23 @@ def is_due(begin: int, size: int) -> bool:
 
 def held_bytes(ctx: Context, job_id: str) -> int:
     return ctx.streams.held_bytes(job_id) + ctx.series.held_bytes(job_id)
+
+
+def curve_notes(ctx: Context, job_id: str, found: Sequence[SeriesInfo]) -> list[str]:
+    """What of a job's curves is not shown, in sentences; nothing, where everything is."""
+    notes = []
+    unusable = ctx.series.unusable(job_id).values()
+    if thinned := [info.key for info in found if info.thinned]:
+        names = ", ".join(thinned[:5]) + (f" and {len(thinned) - 5} more" if len(thinned) > 5 else "")
+        why = "a storage quota is used up" if any(one.squeezed for one in unusable) else "it logged very much"
+        notes.append(
+            f"Of {names}, some older samples are no longer kept, since {why}. First, last, smallest and largest are."
+        )
+    if crowded := sum(one.crowded_out for one in unusable):
+        notes.append(f"{crowded} values are not shown: a job has at most {MAX_KEYS} metrics.")
+    if odd := sum(one.dropped - one.crowded_out for one in unusable):
+        notes.append(f"{odd} {'line or value' if odd == 1 else 'lines or values'} could not be read as metrics.")
+    return notes
 
 
 def weigh(ctx: Context, job_id: str) -> None:

@@ -73,6 +73,7 @@ def change(
 
 def keep(ctx: Context, user_id: str, blobs: Mapping[str, bytes]) -> None:
     """Store contents by digest for a user, as far as they have room."""
+    ctx.ingestion.check_reserve(sum(map(len, blobs.values())))
     quotas.check_upload(ctx, user_id, sum(map(len, blobs.values())), list(blobs))
     new = {digest for digest in blobs if not ctx.blobs.has(digest)}
     for digest, data in blobs.items():

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from diamond.core.measuring import node_of
 from diamond.core.tasks import Task
-from diamond.server.services import comparisons, tasks
+from diamond.server.services import comparisons, kept, tasks
 from diamond.server.services.context import Context
 from diamond.server.web.forms import Visitor
 from diamond.server.web.pages import ctx_of, page_router, show, shown_bytes
@@ -67,9 +67,18 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
+def notes(ctx: Context, task: Task) -> list[str]:
+    """For the `curve_notes` of curves.html: what of the newest job is in no curve."""
+    for job in reversed(task.jobs):
+        if found := ctx.series.keys(job.id):
+            return kept.curve_notes(ctx, job.id, found)
+    return []
+
+
 @router.api_route("/tasks/{task_id}/curves", methods=["GET", "HEAD"])
 def curves_page(request: Request, who: Visitor, task_id: str) -> Response:
     ctx = ctx_of(request)
     assert who.user_id is not None
     task = tasks.get(ctx, who.user_id, task_id)
-    return show(request, "curves_page.html", who=who, task=task, curve_values=last_values(ctx, task))
+    values, told = last_values(ctx, task), notes(ctx, task)
+    return show(request, "curves_page.html", who=who, task=task, curve_values=values, curve_notes=told)

@@ -66,6 +66,7 @@ def _page(request: Request, who: Identity, task_id: str, *, status: int = 200, *
         seen_by=_SEEN_BY,
         is_whole=PART_HEADER not in request.headers,
         curve_values=curves.last_values(ctx, task),
+        curve_notes=curves.notes(ctx, task),
         trained=training.panel(ctx, who.user_id, task_id),
         words=training_words,
         in_pool=pool_history.of_task(ctx, who.user_id, task_id),
