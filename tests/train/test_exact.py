@@ -213,3 +213,16 @@ def test_other_data_are_refused_unless_they_are_meant(train: Trainer, world: int
     said = train.tried(tmp_path / "stream", world, 6, samples=5, **stream)["said"]
     assert f"the stream (Generated) ended after 5 samples, and {8 * world} of it were trained on" in said
     assert train(tmp_path / "stream", world, 6, samples=5, run={"new_data": True}, **stream)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_stands_beside_the_training_comes_back(train: Trainer, world: int, tmp_path: Path) -> None:
+    """A validation, a learning rate that follows it, an average of the weights."""
+    wild = check_exact(train, tmp_path, world, 12, [5, 9, None], beside=True, run={"save_every_s": 0.0})
+    rates = {float.fromhex(rest[6]) for rest in steps(wild, 0).values()}
+    assert len(rates) > 1, "it was lowered"
+    if world == 2:
+        shards = {"beside": True, "run": {"save_every_s": 0.0, "parallel": "fsdp"}}
+        train(tmp_path / "shards", world, 12, lives=[5, None], **shards)
+        train(tmp_path / "calm-shards", world, 12, **shards)
+        assert steps(tmp_path / "shards", 1) == steps(tmp_path / "calm-shards", 1)
