@@ -9,6 +9,7 @@ was given are trained on once more, by a loop that knows nothing of Diamond. `Ca
 
 from __future__ import annotations
 
+import copy
 import importlib
 import itertools
 import json
@@ -26,7 +27,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
 import diamond.train as dt
@@ -62,6 +66,7 @@ class Case:
     saves: dict[str, str] = field(default_factory=dict)
     poison: int | None = None
     everywhere: bool = False
+    beside: bool = False
     fails: int | None = None
     run: dict[str, Any] = field(default_factory=dict)
 
@@ -186,14 +191,47 @@ def error_of(model: nn.Module, values: torch.Tensor, target: torch.Tensor) -> to
     return loss
 
 
+class Beside:
+    """Goes along with a training: a validation, the learning rate that follows from it, an average of the weights."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.average: Any = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.plateau: Any = ReduceLROnPlateau(optimizer, factor=0.9, patience=1, threshold=0.9)
+        # Dice of its own: else the loader throws the model's whenever it begins, where nobody keeps them apart.
+        self.held_out: Any = DataLoader(Known(10), batch_size=BATCH, generator=torch.Generator())
+
+    def prepared(self, run: Any, *things: Any) -> Any:
+        *first, self.plateau, self.held_out, self.average = run.prepare(
+            *things, self.plateau, self.held_out, self.average
+        )
+        return first
+
+    def told(self, model: nn.Module, step: int) -> list[str]:
+        """What they come to, to the last bit."""
+        self.average.update_parameters(model)
+        metric = 0.0
+        if step % 2 == 0:
+            inner = getattr(model, "module", model)
+            with torch.no_grad():
+                metric = sum(float(error_of(inner.eval(), *batch[1:])) for batch in self.held_out)
+            inner.train()
+            self.plateau.step(metric)
+        rate = self.plateau.optimizer.param_groups[0]["lr"]
+        return [judged(self.average), float(rate).hex(), float(metric).hex()]
+
+
 def train(case: Case, life: int, rank: int) -> None:
     """Each step of each rank is a line: step, loss to the last bit, what an evaluation says, epoch, samples, values."""
     model: Any = network(case)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader: Any = loader_of(case)
+    beside = Beside(model, optimizer) if case.beside else None
     dies_at = case.lives[life]
     with dt.run(checkpoints=case.path("checkpoints"), seed=SEED, **{"save_every_s": 1e6, **case.run}) as run:
-        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        if beside is not None:
+            model, optimizer, loader = beside.prepared(run, model, optimizer, loader)
+        else:
+            model, optimizer, loader = run.prepare(model, optimizer, loader)
         case.path(f"judged-{rank}").write_text(judged(model))
         with case.path(f"rank-{rank}").open("a") as lines:
             for index, values, target in run.steps(loader, until=case.until):
@@ -209,8 +247,9 @@ def train(case: Case, life: int, rank: int) -> None:
                     torch.nn.init.constant_(next(model.parameters()), float("nan"))
                 if saves == "after step":
                     run.save()
+                more = beside.told(model, run.step_number) if beside is not None else []
                 told = [float(loss.detach()).hex(), judged(model), loader.epoch, index.tolist(), values.tolist()]
-                lines.write(json.dumps([run.step_number, *told]) + "\n")
+                lines.write(json.dumps([run.step_number, *told, *more]) + "\n")
                 lines.flush()
                 if run.step_number == dies_at:
                     run._checkpoints.saver.wait()
@@ -227,17 +266,20 @@ def die_together(case: Case, life: int, rank: int) -> None:
 
 
 def weights(model: nn.Module) -> str:
-    return json.dumps([float(one).hex() for each in model.parameters() for one in each.detach().flatten()])
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in model.parameters()]
+    return json.dumps([float(one).hex() for each in whole for one in each.detach().flatten()])
 
 
 def train_plainly(case: Case, rank: int) -> None:
     """The loop as it is written without Diamond, with the same batches and the same dice for the model."""
     steps = {line[0]: line for line in map(json.loads, case.path(f"rank-{rank}").read_text().splitlines())}
     model = network(case)
+    average = copy.deepcopy(model)
     if case.world > 1:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    beside = Beside(average, optimizer) if case.beside else None
     torch.manual_seed(hash((SEED, rank, 0)) & 0x7FFF_FFFF_FFFF_FFFF)
     with case.path(f"plain-{rank}").open("w") as lines:
         for step in range(1, case.until + 1):
@@ -247,7 +289,9 @@ def train_plainly(case: Case, rank: int) -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            lines.write(json.dumps([step, float(loss.detach()).hex(), judged(model), *steps[step][3:]]) + "\n")
+            more = beside.told(model, step) if beside is not None else []
+            told = [step, float(loss.detach()).hex(), judged(model), *steps[step][3:6], *more]
+            lines.write(json.dumps(told) + "\n")
     if case.world > 1:
         dist.barrier()
     KEPT.append(model)  # the process ends without taking the group and the model apart

@@ -45,35 +45,33 @@ def steps(folder: Path, rank: int, name: str = "rank") -> dict[int, list[Any]]:
     return {step: rest for step, *rest in map(json.loads, (folder / f"{name}-{rank}").read_text().splitlines())}
 
 
-def check_exact(train: Trainer, folder: Path, world: int, until: int, lives: list[int | None], **given: Any) -> Path:
-    """Killed, not killed and without Diamond: the same. Returns the folder of the run that was killed."""
-    train(folder / "calm", world, until, plain=True, **given)
-    train(folder / "wild", world, until, lives=lives, **given)
+def check_exact(
+    train: Trainer, folder: Path, world: int, until: int, lives: list[int | None], *, calmly: bool = True, **given: Any
+) -> Path:
+    """Killed, not killed (`calmly`) and without Diamond: the same. Returns the folder of the run that was killed."""
+    train(folder / "wild", world, until, lives=lives, plain=True, **given)
+    if calmly:
+        train(folder / "calm", world, until, **given)
     for rank in range(world):
-        calm, wild = steps(folder / "calm", rank), steps(folder / "wild", rank)
-        assert len(calm) == until
-        assert wild == calm, "the same losses to the last bit, the same evaluations, the same samples"
-        assert steps(folder / "calm", rank, "plain") == calm, "and the same without Diamond"
-        assert (folder / "wild" / f"weights-{rank}").read_text() == (folder / "calm" / f"weights-{rank}").read_text()
+        wild = steps(folder / "wild", rank)
+        assert len(wild) == until
+        assert wild == steps(folder / "wild", rank, "plain"), "what a loop without Diamond comes to, to the last bit"
+        if calmly:
+            assert wild == steps(folder / "calm", rank), "the same losses, evaluations, samples"
+            weights = [(folder / name / f"weights-{rank}").read_text() for name in ("wild", "calm")]
+            assert weights[0] == weights[1]
     return folder / "wild"
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_save_in_the_body_of_the_loop_replays_nothing(train: Trainer, world: int, tmp_path: Path) -> None:
-    saves = {"5": "after step", "9": "before backward"}
-    wild = check_exact(train, tmp_path, world, 12, [6, 10, None], saves=saves)
+def test_killed_it_is_the_run_that_never_was(train: Trainer, world: int, tmp_path: Path) -> None:
+    """With saves in the body of the loop, of which none replays a batch; with running statistics, which are each
+    rank's own; and past probes (steps 8 and 16), where three ranks must round their gradients alike."""
+    saves = {"5": "after step", "9": "before backward", "14": "after step"}
+    lives = [6, 10, 15, None]
+    wild = check_exact(train, tmp_path, world, 18, lives, norm=True, saves=saves)
     begun = [json.loads(line)[0] for line in (wild / "rank-0").read_text().splitlines()]
-    assert begun == [*range(1, 7), *range(6, 11), *range(10, 13)]
-
-
-def test_three_ranks_round_their_gradients_alike(train: Trainer, tmp_path: Path) -> None:
-    """Past probes (steps 8 and 16), and killed before and after one."""
-    check_exact(train, tmp_path, 3, 20, [4, 7, 15, None], run={"save_every_s": 0.0})
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_running_statistics_come_back_to_each_rank(train: Trainer, world: int, tmp_path: Path) -> None:
-    check_exact(train, tmp_path, world, 10, [3, 7, None], norm=True, run={"save_every_s": 0.0})
+    assert begun == [*range(1, 7), *range(6, 11), *range(10, 16), *range(15, 19)]
 
 
 def test_running_statistics_are_rank_0s_for_another_number_of_ranks(train: Trainer, tmp_path: Path) -> None:
@@ -161,7 +159,7 @@ def orders(folder: Path, world: int) -> list[list[int]]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_sampler_and_a_data_set_with_dice_of_their_own(train: Trainer, world: int, tmp_path: Path) -> None:
     """Which are told of each epoch, too; also in worker processes."""
-    given = {"data": "augmented", "sampler": "shuffled", "samples": 24, "workers": 2 if world == 3 else 0}
+    given = {"data": "augmented", "sampler": "shuffled", "samples": 24, "workers": 2 if world == 1 else 0}
     wild = check_exact(train, tmp_path, world, 12, [5, 9, None], run={"save_every_s": 0.0}, **given)
     sampler, wanted = Shuffled(24), []
     for epoch in range(2 * world):
@@ -213,3 +211,17 @@ def test_other_data_are_refused_unless_they_are_meant(train: Trainer, world: int
     said = train.tried(tmp_path / "stream", world, 6, samples=5, **stream)["said"]
     assert f"the stream (Generated) ended after 5 samples, and {8 * world} of it were trained on" in said
     assert train(tmp_path / "stream", world, 6, samples=5, run={"new_data": True}, **stream)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_stands_beside_the_training_comes_back(train: Trainer, world: int, tmp_path: Path) -> None:
+    """A validation, a learning rate that follows it, an average of the weights."""
+    given: dict[str, Any] = {"beside": True, "run": {"save_every_s": 0.0}}
+    wild = check_exact(train, tmp_path, world, 12, [5, 9, None], calmly=False, **given)
+    rates = {float.fromhex(rest[6]) for rest in steps(wild, 0).values()}
+    assert len(rates) > 1, "it was lowered"
+    if world == 2:
+        shards = {"beside": True, "run": {"save_every_s": 0.0, "parallel": "fsdp"}}
+        train(tmp_path / "shards", world, 8, lives=[5, None], **shards)
+        train(tmp_path / "calm-shards", world, 8, **shards)
+        assert steps(tmp_path / "shards", 1) == steps(tmp_path / "calm-shards", 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
+from torch.optim.lr_scheduler import ReduceLROnPlateau  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
 import diamond.train as dt  # noqa: E402
 from diamond.train.errors import Continued  # noqa: E402
+from diamond.train.loop import beside  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -226,6 +230,68 @@ def test_misuse_of_prepare(tmp_path: Path) -> None:
             run.step()
     with dt.run(checkpoints=tmp_path) as run, pytest.raises(dt.TrainError, match="makes no batches"):
         run.prepare(model, optimizer, DataLoader(loader.dataset, batch_size=None))
+
+
+def test_only_the_first_loader_is_trained_on(tmp_path: Path) -> None:
+    model, optimizer, loader = things()
+    held_out = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    with dt.run(checkpoints=tmp_path) as run:
+        model, optimizer, loader, held_out = run.prepare(model, optimizer, loader, held_out)
+        with pytest.raises(dt.TrainError, match=r"run\.steps\(\) alone.*further DataLoader"):
+            iter(loader)
+        with pytest.raises(dt.TrainError, match="another loader than the first"):
+            next(run.steps(held_out, until=3))
+        before = torch.get_rng_state()
+        passes = [[batch.tolist() for batch in held_out] for _ in range(2)]
+        assert passes[0] == passes[1] and len(passes[0]) == len(held_out) == 3
+        assert sorted(int(one) for batch in passes[0] for one in batch) == list(range(10))
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+class Augmented(Dataset[Any]):
+    def __init__(self) -> None:
+        self._dice = torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Any:
+        return index + 0.5 * torch.rand((), generator=self._dice)
+
+
+def test_a_plateau_is_the_ranks_together(tmp_path: Path) -> None:
+    def seen(mean: Callable[[float], float]) -> tuple[float, dict[str, Any]]:
+        _, optimizer, _ = things()
+        plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        beside.look_together(plateau, mean)
+        for metric in (1.0, torch.tensor(2.0)):
+            plateau.step(metric)
+        torch.save(plateau.state_dict(), tmp_path / "state")
+        assert isinstance(plateau, ReduceLROnPlateau)
+        return optimizer.param_groups[0]["lr"], plateau.state_dict()
+
+    assert seen(lambda metric: metric)[0] == pytest.approx(5e-4), "it became worse"
+    together = iter((1.0, 0.5))
+    rate, state = seen(lambda metric: next(together))
+    assert rate == pytest.approx(1e-3) and state["best"] == 0.5, "on all ranks together it became better"
+
+
+def test_a_checkpoint_of_an_earlier_version_is_gone_on_from(tmp_path: Path) -> None:
+    """It has no order of buckets, no buffers of ranks, nothing of the data but numbers."""
+    whole = trained(tmp_path / "whole", 7)
+    first = trained(tmp_path / "run", 4)
+    (checkpoint,) = (tmp_path / "run").iterdir()
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name, new in {"common.pt": {"buckets", "data", "averages"}, "rank-0.pt": {"buffers"}}.items():
+        part = torch.load(checkpoint / name, weights_only=False)
+        assert new <= part.keys()
+        torch.save({key: value for key, value in part.items() if key not in new}, checkpoint / name)
+        data = (checkpoint / name).read_bytes()
+        manifest["files"][name] = [len(data), zlib.crc32(data)]
+    assert sorted(torch.load(checkpoint / "common.pt", weights_only=False)) == ["others", "state"]
+    assert manifest["meta"]["data"].pop("samples") == 10
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    assert first + trained(tmp_path / "run", 7) == whole
 
 
 def test_a_warning_ends_it_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

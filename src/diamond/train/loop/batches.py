@@ -157,6 +157,13 @@ class Batches:
             raise TypeError("a stream has no length")
         return self.length // self.global_batch if self._drop_last else -(-self.length // self.global_batch)
 
+    def __iter__(self) -> Iterator[Any]:
+        raise TrainError(
+            "the loader that is trained on gives its batches to run.steps() alone",
+            hint="write `for batch in run.steps(loader, until=…)`; to go through the data for another reason, give "
+            "prepare() a further DataLoader of them",
+        )
+
     def pieces(self, limit: int | None = None) -> Iterator[Piece]:
         """From the position to the end of the epoch, at most `limit` samples. The caller counts what it has trained on
         (`advance`)."""

@@ -103,8 +103,10 @@ class Checkpoints:
             self.saver.save(step, self._kept.tensors(rank=self.saver.rank), own, common, self._meta(step, position))
         except OSError as error:
             self._say(f"cannot write to {self.saver.folder}: {error}; training goes on, and saving is tried again")
-        else:
-            self.saved_at = step if is_last_word else step - 1
+            return
+        if self._kept.averages:  # they change in the loop's body, whenever the script likes
+            self.saver.staged()
+        self.saved_at = step if is_last_word else step - 1
 
     def save_and_wait(self, step: int, position: Mapping[str, float]) -> None:
         """For when nothing comes after it."""

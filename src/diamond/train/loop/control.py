@@ -87,3 +87,12 @@ class Control:
         message = torch.tensor([number, -number])
         dist.all_reduce(message, op=dist.ReduceOp.MAX, group=self.group)
         return bool(message[0] == -message[1])
+
+    def mean(self, value: float) -> float:
+        """Over the ranks; waits. Where all say the same it is that, to the last bit."""
+        if self._world == 1:
+            return value
+        heard = [torch.zeros(1, dtype=torch.float64) for _ in range(self._world)]
+        dist.all_gather(heard, torch.tensor([value], dtype=torch.float64), group=self.group)
+        values = [float(one) for one in heard]
+        return values[0] if len(set(values)) == 1 else sum(values) / len(values)

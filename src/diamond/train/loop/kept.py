@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,8 @@ from diamond.train.loop.saving import Found, Saver, read_part
 
 @dataclass
 class Kept:
-    """`others` are schedulers and whatever else has a state, in the order given; `own` is the user's dictionary;
+    """`others` are schedulers and whatever else has a state, in the order given; `averages` are averages of the model's
+    weights, which are as large; `own` is the user's dictionary;
     `buckets` is the order in which gradients are exchanged, `data` gives what the data's position needs.
 
     Parameters are the same on every rank, or each rank's shards. Buffers are not: every rank has running statistics
@@ -37,6 +39,7 @@ class Kept:
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
     others: list[Any] = field(default_factory=list)
+    averages: list[nn.Module] = field(default_factory=list)
     own: dict[str, Any] = field(default_factory=dict)
     buckets: Buckets | None = None
     data: Callable[[], Any] = lambda: None
@@ -53,13 +56,12 @@ class Kept:
         else:
             model, optimizer = get_state_dict(self.model, self._optimizers())
         learnt = set(self.shapes())
-        # Buffers change already in the next forward pass; they are small, so they are copied here and now.
-        kept = {
-            name: value if name in learnt or not isinstance(value, torch.Tensor) else value.clone()
-            for name, value in model.items()
-            if rank == 0 or name in learnt or not isinstance(value, torch.Tensor)
+        kept = _with_copied_buffers(model, learnt, rank)
+        averages = {
+            str(at): _with_copied_buffers(get_model_state_dict(one), {name for name, _ in one.named_parameters()}, rank)
+            for at, one in enumerate(self.averages)
         }
-        return {"model": kept, "optimizer": optimizer}
+        return {"model": kept, "optimizer": optimizer, **({"averages": averages} if averages else {})}
 
     def small(self) -> dict[str, Any]:
         """The rest, the same on every rank."""
@@ -68,6 +70,7 @@ class Kept:
             "others": [one.state_dict() for one in self.others],
             "buckets": self.buckets.order if self.buckets is not None else None,
             "data": self.data(),
+            "averages": len(self.averages),
         }
 
     def shapes(self) -> dict[str, list[int]]:
@@ -77,8 +80,8 @@ class Kept:
     def are_numbers(self) -> bool:
         """Whether all of the weights here are finite, and what BatchNorm counts. The device is asked once."""
         assert self.model is not None
-        parts = [one.to_local() if isinstance(one, DTensor) else one for one in self.model.parameters()]
-        for part in self.model.modules():
+        parts = [one.to_local() if isinstance(one, DTensor) else one for one in self._parameters()]
+        for part in itertools.chain.from_iterable(one.modules() for one in (self.model, *self.averages)):
             if isinstance(part, _NormBase):
                 parts += [one for one in (part.running_mean, part.running_var) if one is not None]
         parts = [one.detach() for one in parts if one.numel() and (one.is_floating_point() or one.is_complex())]
@@ -86,6 +89,11 @@ class Kept:
             return True
         largest = torch._foreach_norm(parts, math.inf)
         return bool(torch.stack([one.double() for one in largest]).isfinite().all())
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        assert self.model is not None
+        for model in (self.model, *self.averages):
+            yield from model.parameters()
 
     # ---- buffers -----------------------------------------------------------------------------------------------------
 
@@ -144,6 +152,8 @@ class Kept:
             set_state_dict(
                 self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
+        for at, average in enumerate(self.averages):
+            set_model_state_dict(average, state["averages"][str(at)])
         self.own.clear()
         self.own.update(small["state"])
         for one, known in zip(self.others, small["others"], strict=True):
@@ -164,7 +174,8 @@ class Kept:
                 f"the model is not the one that {found.path} was made with ({'; '.join(shown)}{more})",
                 hint="use another `checkpoints` folder for the new model, or resume=False to begin anew",
             )
-        if len(self.others) != len(read_part(found.path / "common.pt")["others"]):
+        small = read_part(found.path / "common.pt")
+        if len(self.others) != len(small["others"]) or len(self.averages) != small.get("averages", 0):
             raise TrainError(
                 f"prepare() is given other objects than when {found.path} was written",
                 hint="give it the same ones, in the same order, or use another `checkpoints` folder",
@@ -175,3 +186,13 @@ class Kept:
 
 def _same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
     return other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+def _with_copied_buffers(state: dict[str, Any], learnt: set[str], rank: int) -> dict[str, Any]:
+    """Buffers change already in the next forward pass; they are small, so they are copied here and now. On ranks other
+    than 0 they are left out."""
+    return {
+        name: value if name in learnt or not isinstance(value, torch.Tensor) else value.clone()
+        for name, value in state.items()
+        if rank == 0 or name in learnt or not isinstance(value, torch.Tensor)
+    }

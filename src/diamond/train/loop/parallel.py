@@ -80,8 +80,11 @@ def _gib(size: int) -> str:
     return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
-def spread(model: nn.Module, kind: str, device: torch.device, *, world: int, num_nodes: int) -> nn.Module:
-    """The model as it is to be called from now on."""
+def spread(
+    model: nn.Module, kind: str, device: torch.device, *, world: int, num_nodes: int, reshard: bool | None = None
+) -> nn.Module:
+    """The model as it is to be called from now on. `reshard`: whether all of it is in shards again after a forward
+    pass; otherwise the outermost part waits for a backward pass to come."""
     if kind not in KINDS:
         raise TrainError(f"parallel={kind!r} is unknown", hint=f"use one of {', '.join(KINDS)}, or leave it out")
     if world == 1 or kind == "none":
@@ -95,8 +98,8 @@ def spread(model: nn.Module, kind: str, device: torch.device, *, world: int, num
     names = ("copies", "shards") if kind == "hybrid" else ("shards",)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
     for block in blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
     return model
 
 

@@ -24,12 +24,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from diamond.train import cohort, metrics
 from diamond.train.ending import Ending, exit_code
 from diamond.train.errors import Continued, TrainError
-from diamond.train.loop import compiling, dice, parallel, surroundings
+from diamond.train.loop import beside, compiling, dice, parallel, surroundings
 from diamond.train.loop.batches import Batches, Piece
 from diamond.train.loop.buckets import Buckets
 from diamond.train.loop.checkpoints import Checkpoints
@@ -95,6 +97,9 @@ def run(
         lr_warmup=lr_warmup, compile_mode=compiling.mode_of(compile), noise_by_group=noise_by_group,
         new_data=new_data,
     )  # fmt: skip
+
+
+_FIRST = "give prepare() the loader that is trained on before any other: its place in the data is what is kept"
 
 
 class Run:
@@ -220,8 +225,12 @@ class Run:
 
     def prepare(self, *things: Any) -> Any:
         """Model, optimizer, loader, and anything else with a state (schedulers, EMA), in any order; they come back in
-        the same order, ready for this many ranks and with the state of the last checkpoint, if there is one."""
-        models = [one for one in things if isinstance(one, nn.Module)]
+        the same order, ready for this many ranks and with the state of the last checkpoint, if there is one.
+
+        The first loader is trained on; further ones are gone through as they are, by every rank. Schedulers follow
+        `step`; ReduceLROnPlateau is stepped by the script, with its metric, on every rank.
+        """
+        models = [one for one in things if beside.is_model(one)]
         if len(models) != 1 or self._kept.model is not None:
             raise TrainError(
                 f"prepare() was given {len(models)} models"
@@ -233,7 +242,7 @@ class Run:
         model = self._spread(models[0].to(self.device))
         made: list[Any] = []
         for one in things:
-            if isinstance(one, nn.Module):
+            if one is models[0]:
                 made.append(model)
             elif isinstance(one, torch.optim.Optimizer):
                 if self._kept.optimizer is not None:
@@ -243,16 +252,9 @@ class Run:
                 made.append(one)
             elif isinstance(one, DataLoader):
                 made.append(self._loader(one))
-            elif hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
-                self._kept.others.append(one)
-                if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
-                    self._schedulers.append(one)
-                made.append(one)
             else:
-                raise TrainError(
-                    f"prepare() cannot use a {type(one).__name__}",
-                    hint="it takes a model, an optimizer, DataLoaders, and objects with state_dict and load_state_dict",
-                )
+                self._keep_beside(one)
+                made.append(one)
         self._kept.model = model
         self._kept.begin()
         self._growing.begin(self._batches, self._kept.optimizer)
@@ -265,10 +267,28 @@ class Run:
         self._go_on()
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _loader(self, loader: DataLoader[Any]) -> Batches:
+    def _keep_beside(self, thing: Any) -> None:
+        """Whatever else has a state."""
+        assert self._control is not None
+        if isinstance(thing, AveragedModel):
+            place = {"world": self.world, "num_nodes": self._place.num_nodes}
+            self._kept.averages.append(beside.spread(thing, self._kind, self.device, **place))
+            return
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise TrainError(
+                f"prepare() cannot use a {type(thing).__name__}",
+                hint="it takes a model, an optimizer, DataLoaders, and objects with state_dict and load_state_dict",
+            )
+        self._kept.others.append(thing)
+        if isinstance(thing, ReduceLROnPlateau):  # the script steps it, with what it looks at
+            beside.look_together(thing, self._control.mean)
+        elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+            self._schedulers.append(thing)
+
+    def _loader(self, loader: DataLoader[Any]) -> Batches | beside.HeldOut:
+        if self._batches is not None:  # the first one is trained on
+            return beside.HeldOut(loader, seed=self._seed, device=self.device)
         known: dict[str, Any] = {"seed": self._seed, "rank": self.rank, "world": self.world, "device": self.device}
-        if self._batches is not None:  # the first one is trained on; further ones (validation) begin at their beginning
-            return Batches(loader, **known)
         assert self._control is not None
         self._batches = Batches(
             loader, **known, size=self._growing.size, wish=self._growing.wish(self.world), same=self._control.all_same,
@@ -299,13 +319,17 @@ class Run:
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def steps(self, loader: Batches, *, until: int | None = None, until_samples: int | None = None) -> Iterator[Any]:
+    def steps(
+        self, loader: Batches | beside.HeldOut, *, until: int | None = None, until_samples: int | None = None
+    ) -> Iterator[Any]:
         """Batches, until so many optimizer steps, or samples, have been done over all jobs of the run.
 
         A step whose batch does not fit at once comes in several pieces; `step` changes the model after the last. The
         last step takes no more samples than are wanted.
         """
-        if self._kept.model is None or not isinstance(loader, Batches):
+        if isinstance(loader, beside.HeldOut):
+            raise TrainError("steps() was given another loader than the first of prepare()", hint=_FIRST)
+        if self._kept.model is None or loader is not self._batches:
             raise TrainError("steps() needs what prepare() made of the loader", hint="call prepare() first")
         end = End(until, until_samples)
         end.check()
