@@ -26,7 +26,7 @@ from diamond.optim.kfac import KFAC, AdamW
 FOLDER = "DIAMOND_BENCH_KFAC_PYTORCH"  # where kfac-pytorch is installed, outside of Diamond
 REFERENCE = "adamw"
 FIRST_ORDER = ("adamw", "adamw-short", "muon", "soap")  # the best of these is what K-FAC is compared with
-OURS = ("kfac", "kfac-auto", "ekfac")
+OURS = ("kfac", "kfac-auto")
 Settings = dict[str, Any]
 
 
@@ -128,12 +128,9 @@ def _lbfgs(model: nn.Module, problem: Problem, settings: Settings) -> Stepper:
     return peers.make("lbfgs", model, max_iter=1, max_eval=25, line_search_fn="strong_wolfe", **_rest(settings))
 
 
-def _kfac(kind: str) -> Callable[[nn.Module, Problem, Settings], Stepper]:
-    def build(model: nn.Module, problem: Problem, settings: Settings) -> Stepper:
-        fallback = AdamW(lr=settings["fallback_lr"])
-        return KFAC(model, kind=kind, fallback=fallback, **_rest(settings, "fallback_lr"))  # type: ignore[return-value]
-
-    return build
+def _kfac(model: nn.Module, problem: Problem, settings: Settings) -> Stepper:
+    fallback = AdamW(lr=settings["fallback_lr"])
+    return KFAC(model, fallback=fallback, **_rest(settings, "fallback_lr"))  # type: ignore[return-value]
 
 
 class Preconditioned:
@@ -268,21 +265,15 @@ METHODS = {
         ),
         Method(
             name="kfac",
-            build=_kfac("kfac"),
+            build=_kfac,
             space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)},
             still=_KFAC_STILL,
         ),
         Method(
             name="kfac-auto",
-            build=_kfac("kfac"),
+            build=_kfac,
             space={**_KFAC_AUTO, "fallback_lr": LogUniform(1e-4, 1e-2)},
             still=_KFAC_AUTO_STILL,
-        ),
-        Method(
-            name="ekfac",
-            build=_kfac("ekfac"),
-            space={**_KFAC, "fallback_lr": LogUniform(1e-4, 1e-2)},
-            still=_KFAC_STILL,
         ),
         Method(name="kfac-pytorch", build=_kfac_pytorch, space=_KFAC_PYTORCH, missing=_kfac_pytorch_missing),
     )

@@ -17,7 +17,7 @@ PLOTS = RESULTS.parents[1] / "docs" / "figures"
 WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 170, 50, 55
 COLOURS = {
-    "kfac": "#2563c9", "kfac-auto": "#0b3d91", "ekfac": "#7aa7ee", "adamw": "#c2410c", "adamw-short": "#f0a06a",
+    "kfac": "#2563c9", "kfac-auto": "#0b3d91", "adamw": "#c2410c", "adamw-short": "#f0a06a",
     "muon": "#15803d", "soap": "#a21caf", "sgd": "#6b7280", "lbfgs": "#0f766e", "kfac-pytorch": "#111827",
     "adamw, equal time": "#e0c25b",
 }  # fmt: skip

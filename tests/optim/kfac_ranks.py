@@ -135,11 +135,9 @@ def told(model: nn.Module, optimizer: KFAC) -> dict[str, Any]:
 def modes() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every way to share the work; one process has but one."""
     for lr in (0.05, "auto"):
-        for kind in ("kfac", "ekfac"):
-            for workers in [number for number in (1, 2, 4) if WORLD % number == 0]:
-                if kind == "kfac" or (workers, lr) == (WORLD, 0.05):
-                    for factor in ("tri", "none", "bf16-tri") if (workers, lr) == (1, 0.05) else ("tri",):
-                        yield f"{lr} {kind} {workers} {factor}", {"lr": lr, "kind": kind, "plan": (workers, factor)}
+        for workers in [number for number in (1, 2, 4) if WORLD % number == 0]:
+            for factor in ("tri", "none", "bf16-tri") if (workers, lr) == (1, 0.05) else ("tri",):
+                yield f"{lr} {workers} {factor}", {"lr": lr, "plan": (workers, factor)}
 
 
 def every_mode() -> dict[str, Any]:
@@ -192,10 +190,9 @@ def uneven() -> dict[str, Any]:
 def experts() -> dict[str, Any]:
     """Sorted, so that ranks meet different experts; of four ranks some meet but one."""
     found = {}
-    for lr, kind in ((0.05, "kfac"), ("auto", "kfac"), (0.05, "ekfac")):
+    for lr in (0.05, "auto"):
         model = ddp(Experts(), find_unused_parameters=True)
-        workers = {"plan": planned(Experts(), 1)} if kind == "kfac" else {}
-        optimizer = KFAC(model, lr, curvature="ggn-exact", damping=DAMPING, kind=kind, **workers)
+        optimizer = KFAC(model, lr, curvature="ggn-exact", damping=DAMPING, plan=planned(Experts(), 1))
         for step in range(6):
             x, y = batch(step)
             order = x[:, 0].argsort()
@@ -203,7 +200,7 @@ def experts() -> dict[str, Any]:
             optimizer.zero_grad()
             F.mse_loss(model(x), y).backward()
             optimizer.step()
-        found[f"{lr} {kind}"] = told(model, optimizer) | {"used": sorted(optimizer.crew.used)}
+        found[f"{lr}"] = told(model, optimizer) | {"used": sorted(optimizer.crew.used)}
     return found
 
 
@@ -314,7 +311,6 @@ def refused() -> dict[str, str]:
         "replicas": lambda: KFAC(nn.DataParallel(Net())),
         "plan": lambda: KFAC(ddp(Net()), plan=replace(planned(Net()), owners=(7,) * 4)),
         "workers": lambda: KFAC(ddp(Net()), plan=replace(planned(Net()), workers=(3,) * 4)),
-        "ekfac": lambda: KFAC(ddp(Net()), kind="ekfac", plan=planned(Net(), 1)),
     }
     found = {}
     for name, attempt in tries.items():
@@ -357,14 +353,9 @@ def made(how: str) -> nn.Module:
 def continued() -> dict[str, Any]:
     """With a break and without; by then the factors are not updated in every step."""
     found = {}
-    for how, kind, lr, break_at in (
-        ("ddp", "kfac", "auto", 10), ("ddp", "kfac", 0.05, 11),
-        ("fsdp", "kfac", "auto", 11), ("fsdp", "ekfac", 0.05, 10),
-    ):  # fmt: skip
-        options: dict[str, Any] = {"kind": kind, "damping": DAMPING, "weight_decay": 1e-3}
-        if kind == "kfac":
-            options["plan"] = planned(Net(), 1)
-            options["inverses"] = "aside" if lr == 0.05 else "now"
+    for how, lr, break_at in (("ddp", "auto", 10), ("ddp", 0.05, 11), ("fsdp", "auto", 11), ("fsdp", 0.05, 10)):
+        options: dict[str, Any] = {"damping": DAMPING, "weight_decay": 1e-3, "plan": planned(Net(), 1)}
+        options["inverses"] = "aside" if (how, lr) == ("ddp", 0.05) else "now"
         model = made(how)
         optimizer = KFAC(model, lr, **options)
         train(model, optimizer, range(break_at))
@@ -375,7 +366,7 @@ def continued() -> dict[str, Any]:
         }
         state = through_a_file(state)
         train(model, optimizer, range(break_at, 15))
-        found[f"{how} {kind} {lr}"] = ended = [weights(model)]
+        found[f"{how} {lr}"] = ended = [weights(model)]
         for road, load in (("state_dict", KFAC.load_state_dict), ("sharded_state", load_sharded)):
             again = made(how)
             resumed = KFAC(again, lr, **options, seed=99)
@@ -386,18 +377,18 @@ def continued() -> dict[str, Any]:
     return found
 
 
-RUNS = (("ddp", "kfac", 0.05), ("fsdp", "kfac", "auto"), ("fsdp", "ekfac", 0.05))
+RUNS = (("ddp", 0.05), ("fsdp", "auto"), ("fsdp", 0.05))
 LEGS = {"begun": range(5), "two": range(5, 9), "four": range(9, 13), "ended": range(13, 16)}
 
 
 def leg(name: str, before: str | None, folder: Path = FOLDER) -> dict[str, Any]:
     """Part of a run that goes on with other numbers of ranks: from a checkpoint to the next."""
     found = {}
-    for how, kind, lr in RUNS:
+    for how, lr in RUNS:
         model: Any = made(how) if how == "fsdp" else ddp(Net(spare=True), find_unused_parameters=True)
-        options = {} if kind == "ekfac" else {"plan": planned(unwrapped(model), 1)}
-        optimizer = KFAC(model, lr, kind=kind, curvature="ggn-exact", damping=DAMPING, **options)
-        label = f"{how} {kind} {lr}"
+        plan = planned(unwrapped(model), 1)
+        optimizer = KFAC(model, lr, curvature="ggn-exact", damping=DAMPING, plan=plan)
+        label = f"{how} {lr}"
         if before is not None:
             state = {"model": unwrapped(model).state_dict(), "optimizer": sharded_state(optimizer)}
             dcp.load(state, checkpoint_id=folder / before / label)
@@ -420,12 +411,11 @@ def four() -> dict[str, Any]:
 
 def uninterrupted() -> dict[str, Any]:
     found = {}
-    for how, kind, lr in RUNS:
+    for how, lr in RUNS:
         model = Net(spare=how == "ddp")
-        options = {} if kind == "ekfac" else {"plan": planned(model, 1)}
-        optimizer = KFAC(model, lr, kind=kind, curvature="ggn-exact", damping=DAMPING, **options)
+        optimizer = KFAC(model, lr, curvature="ggn-exact", damping=DAMPING, plan=planned(model, 1))
         train(model, optimizer, range(16))
-        found[f"{how} {kind} {lr}"] = told(model, optimizer)
+        found[f"{how} {lr}"] = told(model, optimizer)
     return found
 
 

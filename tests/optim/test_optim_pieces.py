@@ -118,19 +118,7 @@ def only_blocks(matrix: Tensor, pieces: int) -> Tensor:
     return torch.block_diag(*diagonal_blocks(matrix[None], pieces))[: len(matrix), : len(matrix)] if size else matrix
 
 
-@pytest.mark.parametrize("name", ["linear", "groups"])
-def test_eigenbases_of_pieces_give_the_step_of_their_inverses(name: str) -> None:
-    """Before moments were learned, both are the same but for how damping is split: little damping shows it."""
-    _, _, plain = looked(name, LARGEST, damping=1e-9)
-    _, ekfac, moved = looked(name, LARGEST, damping=1e-9, kind="ekfac")
-    assert ekfac.kept[0].tensors()[2].shape == ekfac.blocks[0].eigen_shape
-    for key, one in moved.items():
-        assert one.isfinite().all()
-        close(one, plain[key], 0.2)
-
-
-@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
-def test_training_with_pieces_and_a_break(kind: str, tmp_path: Path) -> None:
+def test_training_with_pieces_and_a_break(tmp_path: Path) -> None:
     dice = torch.Generator().manual_seed(0)
     x = torch.randn(64, 10, generator=dice)
     y = torch.stack([x[:, 0] * x[:, 1], x[:, 2:5].sum(1), x[:, 5].sin()], 1)
@@ -138,7 +126,7 @@ def test_training_with_pieces_and_a_break(kind: str, tmp_path: Path) -> None:
     def made(**options: Any) -> tuple[nn.Module, KFAC]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(10, 21), nn.Tanh(), nn.Linear(21, 3))
-        return model, KFAC(model, 0.1, kind=kind, damping=DAMPING, largest=6, **options)
+        return model, KFAC(model, 0.1, damping=DAMPING, largest=6, **options)
 
     def train(model: nn.Module, optimizer: KFAC, steps: int) -> list[float]:
         losses = []
@@ -167,7 +155,7 @@ def test_training_with_pieces_and_a_break(kind: str, tmp_path: Path) -> None:
             load_sharded(resumed, given)
         assert train(again, resumed, 10) == after, road
     other, unlike = made()
-    unlike = KFAC(other, 0.1, kind=kind, largest=7)
+    unlike = KFAC(other, 0.1, largest=7)
     with pytest.raises(
         OptimError, match=r"0 is linear 1x21x11 split in 4x2 in it and linear 1x21x11 split in 3x2 here"
     ):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from diamond.optim import KFAC, OptimError, solvers
 from diamond.optim.damping import adapted, after_steps
 from diamond.optim.keeping import load_sharded, sharded_state
-from diamond.optim.precondition import Eigen, Inverse
+from diamond.optim.precondition import Inverse
 from tests.optim.kfac_ranks import Net, train
 
 EVERY = 8
@@ -48,7 +48,7 @@ def history(optimizer: KFAC, model: nn.Module, steps: int) -> list[list[Tensor]]
     return found
 
 
-def tensors(one: Inverse | Eigen) -> list[Tensor]:
+def tensors(one: Inverse) -> list[Tensor]:
     return one.tensors()
 
 
@@ -133,8 +133,9 @@ def test_a_copy_takes_what_was_under_way_along() -> None:
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(OptimError, match="inverses='later' is not known; one of now, aside"):
         KFAC(Net(), inverses="later")
-    with pytest.raises(OptimError, match="kind='ekfac' keeps eigenbases, no inverses; use inverses='now'"):
-        KFAC(Net(), kind="ekfac", inverses="aside")
+    for spelled in ("ekfac", "EKFAC"):
+        with pytest.raises(OptimError, match=r"kind='ekfac' is no longer there.*Leave kind out.*diamond\.optim\.SOAP"):
+            KFAC(Net(), kind=spelled)
 
 
 # ---- damping ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Inverses and eigenbases against numpy in double precision, and what happens where a matrix is hopeless."""
+"""Inverses against numpy in double precision, and what happens where a matrix is hopeless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from diamond.optim import solvers
 from diamond.optim.errors import OptimError
-from diamond.optim.solvers import Background, block_sizes, eigenbases, inverses
+from diamond.optim.solvers import Background, block_sizes, inverses
 
 HOW = ("auto", "cholesky", "newton-schulz", "eigen")
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -139,7 +139,7 @@ def test_what_is_not_finite_harms_nobody_else(how: str, poison: float) -> None:
 
 
 def test_nothing_and_the_smallest() -> None:
-    assert inverses([], []) == [] and eigenbases([]) == []
+    assert inverses([], []) == []
     [one, empty] = inverses([torch.tensor([[3.0]]), torch.zeros(0, 0)], [1.0, 1.0])
     assert one.inverse is not None and one.inverse.item() == pytest.approx(0.25)
     assert empty.inverse is not None and empty.inverse.shape == (0, 0)
@@ -191,19 +191,6 @@ def test_bad_arguments_are_named() -> None:
     ]:
         with pytest.raises(OptimError, match=said):
             inverses(matrices, dampings, how)
-
-
-def test_eigenbases() -> None:
-    matrices = [spd(n, seed) for seed, n in enumerate((4, 20, 4, 1))] + [torch.ones(3, 3, dtype=torch.float64)]
-    bad = torch.full((4, 4), float("nan"), dtype=torch.float64)
-    *found, none, diagonal = eigenbases([*matrices, bad, torch.tensor([2.0, -1e-9])])
-    assert none is None and diagonal is not None and diagonal[0].tolist() == [2.0, 0.0] and diagonal[1].numel() == 0
-    for basis, matrix in zip(found, matrices, strict=True):
-        assert basis is not None
-        values, vectors = basis
-        assert (values >= 0).all() and (values.diff() >= 0).all()
-        assert error((vectors * values) @ vectors.mT, array(matrix)) < 1e-12
-        assert error(vectors.mT @ vectors, np.eye(len(matrix))) < 1e-12
 
 
 def test_blocks_of_large_dimensions() -> None:

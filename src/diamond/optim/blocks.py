@@ -75,11 +75,6 @@ class Block:
         return _squares(self.copies, self.g, self.g_pieces)
 
     @property
-    def eigen_shape(self) -> tuple[int, ...]:
-        """Of its matrices in the eigenbases, whose pieces may be a little larger together."""
-        return self.copies, self.g_pieces * self.g_shape[-1], self.a_pieces * self.a_shape[-1]
-
-    @property
     def numbers(self) -> int:
         return self.copies * self.g * self.a
 

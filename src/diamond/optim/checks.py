@@ -115,9 +115,14 @@ def whole(name: str, value: Any) -> int:
 
 
 def names(curvature: Any, sharing: Any, loss: Any, kind: Any) -> None:
+    if isinstance(kind, str) and kind.lower() == "ekfac":
+        raise OptimError(
+            "kind='ekfac' is no longer there: a step took ten times K-FAC's, and training diverged. Leave kind out for "
+            "K-FAC, or use diamond.optim.SOAP, which also works in eigenbases of the curvature"
+        )
     for name, text, known in (
         ("curvature", curvature, CURVATURES), ("sharing", sharing, ("expand", "reduce")),
-        ("kind", kind, ("kfac", "ekfac")),
+        ("kind", kind, ("kfac",)),
     ):  # fmt: skip
         if text not in known:
             raise OptimError(f"{name}={text!r} is not known; one of {', '.join(known)}")

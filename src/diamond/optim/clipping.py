@@ -38,7 +38,7 @@ def at_the_end(call: Callable[[], None]) -> None:
 
     That is done in calls of the same kind, which were asked for before this one asks for itself again.
     """
-    engine = Variable._execution_engine  # type: ignore[attr-defined]
+    engine = Variable._execution_engine
     with contextlib.suppress(RuntimeError):  # of engines that know no such calls
         engine.queue_callback(lambda: engine.queue_callback(call))
 
@@ -83,7 +83,7 @@ class Watch:
 
         for one in self._parameters:
             if one.requires_grad and one.is_leaf:
-                self._handles.append(one.register_post_accumulate_grad_hook(met))
+                self._handles.append(one.register_post_accumulate_grad_hook(met))  # type: ignore[no-untyped-call]
         weakref.finalize(self, _remove, self._handles).atexit = False
 
     def end(self) -> None:

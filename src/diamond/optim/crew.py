@@ -21,7 +21,7 @@ from diamond.optim.blocks import NORM, Block
 from diamond.optim.compress import Count, average_factors, pack, unpack
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Sums
-from diamond.optim.precondition import Eigen, Inverse
+from diamond.optim.precondition import Inverse
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,17 @@ class Crew:
 
     # ---- inverses ----------------------------------------------------------------------------------------------------
 
-    def spread(self, kept: dict[int, Inverse | Eigen], fresh: Iterable[int]) -> None:
+    def spread(self, kept: dict[int, Inverse], fresh: Iterable[int]) -> None:
         """Hands the owners' inverses of these blocks to their workers; those that an owner could not find are not."""
         if not self.several:
             self.ready = set(kept)
             return
-        for index, damping in self._found(kept, sorted(fresh)):
+        for index in self._found(kept, sorted(fresh)):
             self.ready.add(index)
             number = self.workers[index]
             if number == 1 or not self.works_on(index):
                 continue
-            mine = (
-                _in_order(kept[index]) if self.owns(index) else _room_for(self.blocks[index], damping, self._device())
-            )
+            mine = _in_order(kept[index]) if self.owns(index) else _room_for(self.blocks[index], self._device())
             group = self._group if number == self.world else self._rows[number]
             for tensor in mine.tensors():
                 if self.owns(index):
@@ -161,18 +159,13 @@ class Crew:
                 dist.broadcast(tensor, src=self._global(self.owners[index]), group=group)
             kept[index] = mine
 
-    def _found(self, kept: dict[int, Inverse | Eigen], wanted: list[int]) -> Iterator[tuple[int, float | None]]:
-        """Of these blocks those that their owners have something of; with the damping, where it is an eigenbasis."""
-        told = torch.zeros(2, len(wanted), dtype=torch.float64, device=self._device())
+    def _found(self, kept: dict[int, Inverse], wanted: list[int]) -> Iterator[int]:
+        """Of these blocks those that their owners have an inverse of."""
+        told = torch.zeros(len(wanted), device=self._device())
         for place, index in enumerate(wanted):
-            mine = kept.get(index)
-            if mine is not None and self.owns(index):
-                told[0, place] = 1 if isinstance(mine, Inverse) else 2
-                told[1, place] = mine.damping if isinstance(mine, Eigen) else 0.0
+            told[place] = float(index in kept and self.owns(index))
         dist.all_reduce(told, group=self._group)
-        for index, what, damping in zip(wanted, *told.tolist(), strict=True):
-            if what:
-                yield index, damping if what == 2 else None
+        yield from (index for index, there in zip(wanted, told.tolist(), strict=True) if there)
 
     # ---- preconditioned gradients ------------------------------------------------------------------------------------
 
@@ -340,18 +333,13 @@ def _dealt(blocks: Sequence[Block], world: int) -> list[int]:
     return owners
 
 
-def _in_order(mine: Inverse | Eigen) -> Inverse | Eigen:
+def _in_order(mine: Inverse) -> Inverse:
     """In the memory order in which others get it: products of the same numbers in another order round otherwise."""
-    if isinstance(mine, Inverse):
-        return Inverse(mine.a.contiguous(), None if mine.g is None else mine.g.contiguous())
-    return Eigen(mine.a.contiguous(), mine.g.contiguous(), mine.moments.contiguous(), mine.damping)
+    return Inverse(mine.a.contiguous(), None if mine.g is None else mine.g.contiguous())
 
 
-def _room_for(block: Block, damping: float | None, device: torch.device) -> Inverse | Eigen:
-    """For what an owner sends: an inverse, or with a damping an eigenbasis."""
+def _room_for(block: Block, device: torch.device) -> Inverse:
+    """For what an owner sends."""
     a = torch.empty(block.a_shape, device=device)
     g = None if block.kind == NORM else torch.empty(block.g_shape, device=device)
-    if damping is not None:
-        assert g is not None
-        return Eigen(a, g, torch.empty(block.eigen_shape, device=device), damping)
     return Inverse(a, g)

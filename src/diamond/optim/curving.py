@@ -19,7 +19,6 @@ from diamond.optim.casting import autocast_now, without_autocast
 from diamond.optim.factors import Sums
 from diamond.optim.lengths import Seen, dice_now
 from diamond.optim.losses import Outcome
-from diamond.optim.precondition import Eigen, Inverse
 from diamond.optim.sharded import held
 from diamond.optim.uses import Thinning, Use
 
@@ -32,7 +31,6 @@ class Taken:
 
     Attributes:
         sums: by the index of the block.
-        squares: sums of squared gradients in the eigenbases, where there are any.
         terms: of the losses.
         seen: the last forward pass that a loss was taken of, to be done again.
         weights: of the passes' losses in the number whose gradient it is; None where that is not known.
@@ -44,7 +42,6 @@ class Taken:
     """
 
     sums: dict[int, Sums] = field(default_factory=dict)
-    squares: dict[int, Tensor] = field(default_factory=dict)
     terms: float = 0.0
     seen: Seen | None = None
     weights: list[float | None] = field(default_factory=list)
@@ -124,14 +121,13 @@ class Curving:
         self,
         root: nn.Module,
         blocks: list[Block],
-        kept: dict[int, Inverse | Eigen],
         *,
         curvature: str,
         sharing: str,
         loss: str | Callable[[Any], Outcome],
         seed: int,
     ) -> None:
-        self._root, self._blocks, self._kept = root, blocks, kept
+        self._root, self._blocks = root, blocks
         self._curvature, self._sharing, self._loss = curvature, sharing, loss
         self.again = False  # whether forward passes are kept, to be done again
         self._seed = seed
@@ -292,11 +288,6 @@ class Curving:
     def _add(self, use: Use, gradient: Tensor, factor: float) -> None:
         index = use.block.index
         self._taken.sums[index].add_gradient(use, gradient, self._sharing, factor, self._thin(use))
-        kept = self._kept.get(index)
-        if isinstance(kept, Eigen):
-            found = kept.squares(use, gradient, self._sharing) * factor
-            before = self._taken.squares.get(index)
-            self._taken.squares[index] = found if before is None else before.add_(found)
 
     def _thin(self, use: Use) -> Thinning | None:
         """Where the curvature is drawn at random anyway."""

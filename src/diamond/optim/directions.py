@@ -13,7 +13,7 @@ from diamond.optim import products, sharded, stacks
 from diamond.optim.blocks import Block
 from diamond.optim.crew import Crew
 from diamond.optim.lean import Lean, Rows, suits
-from diamond.optim.precondition import Eigen, Inverse
+from diamond.optim.precondition import Inverse
 
 
 class _Layout:
@@ -120,7 +120,7 @@ class Direction:
 class _Memory:
     """Of the stacks of one device: all their gradients, and all that becomes of them."""
 
-    def __init__(self, groups: list[list[Block]], kept: dict[int, Inverse | Eigen], device: torch.device) -> None:
+    def __init__(self, groups: list[list[Block]], kept: dict[int, Inverse], device: torch.device) -> None:
         rooms = [stacks.room(group) for group in groups]
         begins, end = stacks.lined_up(rooms)
         self.gradients, self.values = torch.zeros(end, device=device), torch.zeros(end, device=device)
@@ -141,7 +141,7 @@ class Directions:
         lean: blocks whose gradients may be had as products of few rows.
     """
 
-    def __init__(self, blocks: list[Block], crew: Crew, kept: dict[int, Inverse | Eigen]) -> None:
+    def __init__(self, blocks: list[Block], crew: Crew, kept: dict[int, Inverse]) -> None:
         self.blocks, self.crew, self.kept = blocks, crew, kept
         self.stacks: list[stacks.Stack] = []
         self._memories: list[_Memory] = []
@@ -213,7 +213,7 @@ class Directions:
         mine = [self.blocks[index] for index in sorted(self.crew.ready) if self.crew.works_on(index)]
         if not self.crew.several:
             for block in mine:
-                if block.index not in self.lean and suits(block) and type(self.kept[block.index]) is Inverse:
+                if block.index not in self.lean and suits(block):
                     self.lean[block.index] = Lean(block)
         groups = stacks.alike(mine, self.kept, self.lean)
         if [one.blocks for one in self.stacks] == groups:

@@ -52,8 +52,7 @@ def check_inside(optimizer: KFAC, given: Mapping[str, Any], wanted: Mapping[str,
             if name not in blocks:
                 raise OptimError(f"state_dict: {place} has {name}, which is not in this model; {_UNCHANGED}")
             _check_shapes(f"{place} of {name}", parts, blocks[name])
-            if "moments" not in parts:
-                _same_keys(f"{place} of {name}", parts, ("inverse_a", "inverse_g"))
+            _same_keys(f"{place} of {name}", parts, ("inverse_a", "inverse_g"))
     for place in ("used", "ready"):
         if not set(given[place]) <= set(range(len(blocks))):
             raise OptimError(f"state_dict: {place} names blocks that there are not; {_UNCHANGED}")
@@ -81,12 +80,10 @@ def _same_keys(what: str, given: Any, wanted: Any) -> None:
 
 
 def _check_shapes(what: str, parts: Mapping[str, Any], block: Block) -> None:
-    """By the last letter of their names; moments, in the eigenbases, by both sides."""
+    """By the last letter of their names."""
     for key, one in parts.items():
         if not isinstance(one, Tensor) or (block.kind == NORM and key.endswith("g")):
             continue
-        if key == "basis_a" and not one.numel():
-            continue
-        shape = block.eigen_shape if key == "moments" else block.g_shape if key.endswith("g") else block.a_shape
+        shape = block.g_shape if key.endswith("g") else block.a_shape
         if tuple(one.shape) != tuple(shape):
             raise OptimError(f"state_dict: {what}: {key} has shape {tuple(one.shape)}, not {tuple(shape)}")

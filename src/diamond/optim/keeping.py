@@ -27,7 +27,7 @@ from diamond.optim.errors import OptimError
 from diamond.optim.factors import Average
 from diamond.optim.intact import check_inside, check_lr, is_auto
 from diamond.optim.lengths import Lengths
-from diamond.optim.precondition import Eigen, Inverse
+from diamond.optim.precondition import Inverse
 from diamond.optim.sharded import data_rank, held
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 Make = Callable[[], Tensor]
 _VERSION = 1
+KIND = "kfac"
 _ANOTHER_SIZE = "diamond.optim.keeping.sharded_state is for checkpoints that other numbers of ranks can read"
 _NUMBERS = (
     "steps", "skipped", "damping", "measures", "_rate", "_reference",
     "_factors_at", "_inverses_at", "_lengths_at", "_calm", "_stuck",
 )  # fmt: skip
+_LATER = {"stuck": 0, "watched": False, "brake": None}  # what states that were written before it was kept come without
 
 
 def memory_bytes(optimizer: KFAC) -> dict[str, int]:
@@ -66,7 +68,7 @@ def state(optimizer: KFAC) -> dict[str, Any]:
     crew = optimizer.crew
     return {
         "version": _VERSION,
-        "kind": optimizer.kind,
+        "kind": KIND,
         "blocks": _described(optimizer.blocks),
         "rank": crew.rank,
         "owners": list(crew.owners),
@@ -98,6 +100,7 @@ def check(optimizer: KFAC, given: Any) -> None:
         )
     if (given["wire"] is None) != (optimizer.wire is None):
         raise OptimError("state_dict: gradients were compressed otherwise; give the same compress=")
+    wanted["numbers"] = {name: one for name, one in wanted["numbers"].items() if name not in _LATER}
     check_inside(optimizer, given, wanted)
     check_lr(optimizer, given["numbers"])
     for name, averages in given["factors"].items():
@@ -114,7 +117,7 @@ def load(optimizer: KFAC, given: Mapping[str, Any]) -> None:
         factors.a, factors.g = (_average(averages[side], factors.block) for side in "ag")
     optimizer.kept.clear()
     for name, parts in given["kept"].items():
-        optimizer.kept[places[name]] = _kept(_moved(parts, optimizer.blocks[places[name]]))
+        optimizer.kept[places[name]] = _inverse(_moved(parts, optimizer.blocks[places[name]]), "inverse")
     coming = {places[name]: _moved(parts, optimizer.blocks[places[name]]) for name, parts in given["coming"].items()}
     optimizer.refreshing.put(
         given["numbers"]["due"], {index: _inverse(parts, "inverse") for index, parts in coming.items()}
@@ -141,16 +144,8 @@ def _moved(parts: Mapping[str, Any], block: Block) -> dict[str, Any]:
     return {key: one.to(device, copy=True) if isinstance(one, Tensor) else one for key, one in parts.items()}
 
 
-def _parts(one: Inverse | Eigen) -> dict[str, Any]:
-    if isinstance(one, Inverse):
-        return {"inverse_a": one.a, "inverse_g": one.g}
-    return {"basis_a": one.a, "basis_g": one.g, "moments": one.moments, "damping": one.damping}
-
-
-def _kept(parts: Mapping[str, Any]) -> Inverse | Eigen:
-    if "moments" in parts:
-        return Eigen(parts["basis_a"], parts["basis_g"], parts["moments"], float(parts["damping"]))
-    return _inverse(parts, "inverse")
+def _parts(one: Inverse) -> dict[str, Any]:
+    return {"inverse_a": one.a, "inverse_g": one.g}
 
 
 def _inverse(parts: Mapping[str, Any], what: str) -> Inverse:
@@ -167,10 +162,12 @@ def _numbers(optimizer: KFAC) -> dict[str, Any]:
     found["armed"], found["again"] = optimizer._curving.armed, optimizer._curving.again
     found["due"] = optimizer.refreshing.due
     found["watched"] = optimizer._watch.on
+    found["brake"] = None if optimizer._brake is None else float(optimizer._brake)
     return found
 
 
-def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
+def _set_numbers(optimizer: KFAC, written: Mapping[str, Any]) -> None:
+    given = _LATER | dict(written)
     optimizer.directions.renew()
     for name in _NUMBERS:
         setattr(optimizer, name, given[name.lstrip("_")])
@@ -179,6 +176,8 @@ def _set_numbers(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     optimizer.lengths, optimizer._batch = Lengths(*given["lengths"]), given.get("batch", [])
     along = given["along"]
     optimizer._along = None if along is None else torch.tensor(along, device=held(first).device)
+    brake = given["brake"]
+    optimizer._brake = None if brake is None else torch.tensor(brake, device=held(first).device)
     optimizer._watch.end()
     if given["watched"]:
         optimizer._watch.begin()
@@ -206,8 +205,12 @@ def _complete(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 def _check_about(optimizer: KFAC, given: Mapping[str, Any]) -> None:
     if given["version"] != _VERSION:
         raise OptimError(f"state: it is of version {given['version']!r}, and this reads version {_VERSION}")
-    if given["kind"] != optimizer.kind:
-        raise OptimError(f"state: it is of kind={given['kind']!r}, and this optimizer has kind={optimizer.kind!r}")
+    if given["kind"] != KIND:
+        what = ", which is no longer there: it diverged" if given["kind"] == "ekfac" else ""
+        raise OptimError(
+            f"state: it is of kind={given['kind']!r}{what}; load the model's weights alone, "
+            "and begin with a new optimizer"
+        )
     wanted, there = _described(optimizer.blocks), {name: list(one) for name, one in given["blocks"].items()}
     different = [
         *(f"{name} is not in it" for name in wanted if name not in there),
@@ -296,14 +299,13 @@ def _about(optimizer: KFAC) -> dict[str, Any]:
                 "g": factors.g.weight,
                 "kept": kept is not None,
                 "coming": block.index in optimizer.refreshing.coming(),
-                "damping": kept.damping if isinstance(kept, Eigen) else 0.0,
             }
     mine["dice"] = {name: bytes(one.tolist()).hex() for name, one in optimizer._curving.state().items()}
     each = optimizer.crew.each(mine)
     named = list(_named(optimizer))
     return {
         "version": _VERSION,
-        "kind": optimizer.kind,
+        "kind": KIND,
         "blocks": _described(optimizer.blocks),
         "numbers": _numbers(optimizer),
         "groups": [_plain(group) for group in optimizer.param_groups],
@@ -354,8 +356,6 @@ def _of_block(optimizer: KFAC, block: Block) -> dict[str, Make]:
     factors, kept = optimizer.factors[block.index], optimizer.kept.get(block.index)
     a, g = block.a_shape, block.g_shape
     shapes = {"a": a, "inverse_a": a} if block.kind == NORM else {"a": a, "g": g, "inverse_a": a, "inverse_g": g}
-    if optimizer.kind == "ekfac" and not block.a_diagonal:
-        shapes = {"a": a, "g": g, "basis_a": a, "basis_g": g, "moments": block.eigen_shape}
     known: dict[str, Any] = {"a": factors.a._sum, "g": factors.g._sum, **({} if kept is None else _parts(kept))}
     if optimizer.refreshing.aside:
         shapes |= {"coming_a": a} if block.kind == NORM else {"coming_a": a, "coming_g": g}
@@ -376,7 +376,7 @@ def _take_block(optimizer: KFAC, block: Block, given: Mapping[str, Any], known: 
     factors.a = Average(parts["a"], known["a"]) if known["a"] else Average()
     factors.g = Average(parts["g"], known["g"]) if known["g"] else Average()
     if known["kept"]:
-        optimizer.kept[block.index] = _kept({**parts, "damping": known["damping"]})
+        optimizer.kept[block.index] = _inverse(parts, "inverse")
     if known["coming"] and optimizer.refreshing.aside:
         optimizer.refreshing.coming()[block.index] = _inverse(parts, "coming")
 

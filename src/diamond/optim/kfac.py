@@ -26,13 +26,14 @@ from diamond.optim.lengths import MOST_MOMENTUM, Lengths, Seen, measure
 from diamond.optim.losses import Outcome
 from diamond.optim.pieces import LARGEST, chosen
 from diamond.optim.planning import Plan
-from diamond.optim.precondition import Eigen, Inverse, eigenbases_of
+from diamond.optim.precondition import Inverse
 
 _LONGER = 4.0  # how much longer, squared, a step may become before its length is measured again
 _SETTLING = 4  # steps from the beginning, by which periods grow by one at least
 _SETTLING_UNMEASURED = 10  # likewise, where nothing is measured that might say that they can be longer
 _PATIENT = 3  # how often in a row no length may be found, before the fallback takes the steps
 _UNCLIPPED = 1.0
+_BRAKE_ON, _BRAKE_OFF = 0.8, 1.25  # where a new batch finds the last step too long, and where it does not
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
@@ -64,7 +65,7 @@ class KFAC(Optimizer):
         sharing: "expand" or "reduce", for weights that are used at many positions of a sample.
         loss: "auto" recognises torch's loss functions and means of squares; else a name of `losses.NAMES`, or a
             function that takes the model's output and gives an Outcome.
-        kind: "kfac" or "ekfac".
+        kind: "kfac", the only one.
         solver: "auto", "cholesky", "newton-schulz" or "eigen"; the plan's where left out.
         factor_every, inverse_every: steps between updates of the factors and of their inverses; more often in the
             beginning. The plan's where left out, else 10 and 20.
@@ -124,7 +125,7 @@ class KFAC(Optimizer):
         self.root = unwrapped(model)
         self._sharded = list(sharded.fsdp_modules(self.root))
         self.blocks = chosen(discover(self.root), exclude, largest, plan.largest if plan else None)
-        self.kind, self.decay, self.clip = kind, decay, clip
+        self.decay, self.clip = decay, clip
         self.damping = self._asked_damping = damping
         self._adapts = adapt_damping
         self.solver = solver or (plan.solver if plan else "auto")
@@ -141,12 +142,10 @@ class KFAC(Optimizer):
         super().__init__(groups, {"lr": rate})
         self._reference, self._rate = rate, 1.0
         self.crew = _crew(self.blocks, plan, compress)
-        if kind == "ekfac" and any(number != self.crew.world for number in self.crew.workers):
-            raise OptimError("kind='ekfac' keeps eigenbases on every rank; plan with workers=world, or use kind='kfac'")
         self.wire = rebinding.wire_of(model, compress)
         self.factors = [Factors(block) for block in self.blocks]
-        self.kept: dict[int, Inverse | Eigen] = {}
-        self.refreshing = refreshing.made(inverses, kind, self.kept, self.solver, plan)
+        self.kept: dict[int, Inverse] = {}
+        self.refreshing = refreshing.made(inverses, self.kept, self.solver, plan)
         self.directions = Directions(self.blocks, self.crew, self.kept)
         self.lengths = Lengths(1.0, 0.0)
         self._batch: list[float] = []  # the fingerprint of the one they were measured with
@@ -156,9 +155,10 @@ class KFAC(Optimizer):
         self._along: Tensor | None = None  # the slope along the step when its length was measured
         self._calm = 0  # how long what was measured has stayed much the same
         self._stuck = 0  # how many measurements in a row have found no length that lowers the loss
+        self._brake: Tensor | None = None  # the part of clipping that steps keep; None before any gradient was clipped
         self._factors_at, self._inverses_at, self._lengths_at = 1, 0, 0
         self._curving = Curving(
-            self.root, self.blocks, self.kept, curvature=curvature, sharing=sharing, loss=loss,
+            self.root, self.blocks, curvature=curvature, sharing=sharing, loss=loss,
             seed=seed + sharded.data_rank(self.root, self.crew.rank),
         )  # fmt: skip
         self._watch = clipping.Watch(self._curving.parameters)
@@ -265,34 +265,21 @@ class KFAC(Optimizer):
             raise OptimError(taken.why_nothing())
         for one in means:
             self.factors[one.index].update(one.a, one.g, self.decay)
-        if self.kind == "ekfac":
-            self._learn_moments(taken)
         if self.steps >= self._inverses_at:
             period = self._period(self.inverse_every)
             self._inverses_at = self.steps + period
             self._watch_out()
             known = [factors for factors in self.factors if factors.known and self.crew.owns(factors.block.index)]
-            if self.kind == "ekfac":
-                self._renew(eigenbases_of(known, self.damping, self.kept))
-            elif self.refreshing.aside and self.crew.used <= self.crew.ready:
+            if self.refreshing.aside and self.crew.used <= self.crew.ready:
                 self.refreshing.begin(known, self.damping, self.steps, period)
             else:
                 self._renew(self.refreshing.now(known, self.damping))
 
-    def _renew(self, found: Mapping[int, Inverse | Eigen]) -> None:
+    def _renew(self, found: Mapping[int, Inverse]) -> None:
         """With what this rank computed as an owner. All ranks do so at the same step."""
         self.kept.update(found)
         self.crew.spread(self.kept, self.crew.used)
         self.directions.renew()
-
-    def _learn_moments(self, taken: Taken) -> None:
-        """The curvature in the eigenbases, which stay for longer."""
-        for index, kept in sorted(self.kept.items()):
-            if isinstance(kept, Eigen) and index in self.crew.fresh:
-                squares = taken.squares.get(index)
-                mean = self.crew.total(torch.zeros_like(kept.moments) if squares is None else squares) / self.crew.terms
-                if bool(torch.isfinite(mean.sum())):
-                    kept.learn(mean, self.decay)
 
     def _period(self, every: int) -> int:
         """Steps until the next update: few in the beginning, and as long as what is measured changes.
@@ -319,14 +306,16 @@ class KFAC(Optimizer):
     def _update(self, taken: Taken, looking: bool) -> None:
         group, rest = self.param_groups
         direction = self.directions.find()
-        measuring = False
+        measuring, brake = False, torch.ones_like(direction.along)
         if self.measures and direction.parameters:
             seen = taken.to_follow() if looking else None
-            clipped = self._clipped(taken, seen) if looking else self._watch.take()
-            if clipped is not None and clipped is not _UNCLIPPED:
+            at_hand = self._clipped(taken, seen) if looking else _UNCLIPPED
+            clipped = at_hand if looking else self._watch.take()
+            if clipped is not None and (at_hand < 1 or self._watch.on):
                 direction.unclip(clipped)
+                brake = self._braked(direction.parameters, clipped)
             if measuring := looking and self._due(direction.along):
-                self._measure(seen, direction, clipped)
+                self._measure(seen, direction, at_hand)
         stuck = self.measures and self._stuck >= _PATIENT
         taken_care_of = [] if stuck else direction.parameters  # what has no curvature yet is the fallback's, too
         fallbacks.step(self._fallback, taken_care_of, rest["lr"])
@@ -338,7 +327,7 @@ class KFAC(Optimizer):
         if self.measures:
             good = good & self._as_measured(along, _ASTRAY)
             careful = 1.0 if measuring else _STALE
-            scale = good * self._within(along) * (self._share() * careful * self.lengths.step)
+            scale = good * brake * self._within(along) * (self._share() * careful * self.lengths.step)
             momentum = self.lengths.momentum if measuring else min(self.lengths.momentum, MOST_MOMENTUM)
         else:
             scale = good * self._bounded(along) * (group["lr"] * self._rate)
@@ -434,6 +423,25 @@ class KFAC(Optimizer):
         if found < 1 and scaler == 1.0:  # a scaler may change from step to step
             self._watch.begin()
         return found
+
+    def _braked(self, parameters: Sequence[Tensor], clipped: Tensor | float) -> Tensor:
+        """How much of this step is made: all of it, or as little as clipping leaves.
+
+        Lengths are measured on the batch that the direction comes from. Where batches are small and differ, both fit
+        its noise, and clipping, which made steps shorter, was what kept them from harm. Whether that is so shows where
+        the next batch slopes along the last step: upwards, if it went too far.
+        """
+        least = torch.as_tensor(clipped, device=parameters[0].device)
+        if self._brake is None:
+            self._brake = least.clone()
+        pairs = [(self.state[one].get("last_step"), one.grad) for one in parameters]
+        last, gradients = [one for one, _ in pairs if one is not None], [one for _, one in pairs if one is not None]
+        if len(last) < len(pairs) or len(gradients) < len(pairs):
+            return torch.maximum(self._brake, least)
+        upwards = sharded.dot(last, gradients) > 0
+        found = torch.where(upwards, _BRAKE_ON * self._brake, _BRAKE_OFF * self._brake).clamp_max(1.0)
+        self._brake = torch.where(least < 1, torch.maximum(found, least), found)
+        return torch.maximum(self._brake, least)
 
     def _share(self) -> float:
         """What a schedule leaves of the lr it began with."""

@@ -202,7 +202,8 @@ def _motion(
     """
     most = MOST_WHEN_STILL if still else MOST_MOMENTUM
     sizes = again.first_nudges(ways, [rate * known.step, 1.0])
-    for tries in range(_NUDGES):
+    motion, tries = None, 0
+    while tries < _NUDGES:
         moved = [again.derivative(way, size) for way, size in zip(ways, sizes, strict=True)]
         numbers = again.curvatures(moved)
         carefully, whole = damping, True
@@ -216,11 +217,13 @@ def _motion(
         found = _lowest(slopes, [one + carefully * other for one, other in zip(numbers, damped, strict=True)], most)
         if found is None:
             return None
+        motion = found, moved, numbers, whole
         better = again.better_nudge(sizes[0], moved[0], rate * found.step)
-        if better is None or tries == _NUDGES - 1:
+        if better is None:
             break
         sizes[0] = better
-    return found, moved, numbers, whole
+        tries += 1
+    return motion
 
 
 class _Again:

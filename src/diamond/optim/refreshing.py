@@ -11,7 +11,7 @@ from typing import Any
 from diamond.optim.errors import OptimError
 from diamond.optim.factors import Factors
 from diamond.optim.planning import Plan
-from diamond.optim.precondition import Asked, Eigen, Inverse, asked_of, inverses_of
+from diamond.optim.precondition import Asked, Inverse, asked_of, inverses_of
 from diamond.optim.solvers import Background
 
 WAYS = ("now", "aside")
@@ -19,16 +19,13 @@ _PART = 4  # of the steps until the next renewal that it may take: training with
 _KEY = "inverses"
 
 
-def made(way: str, kind: str, kept: dict[int, Inverse | Eigen], how: str, plan: Plan | None) -> Refreshing:
-    """For an optimizer of that kind.
-
+def made(way: str, kept: dict[int, Inverse], how: str, plan: Plan | None) -> Refreshing:
+    """
     Raises:
-        OptimError: there is no such way, or not for this kind.
+        OptimError: there is no such way.
     """
     if way not in WAYS:
         raise OptimError(f"inverses={way!r} is not known; one of {', '.join(WAYS)}")
-    if way == "aside" and kind == "ekfac":
-        raise OptimError("inverses='aside': kind='ekfac' keeps eigenbases, no inverses; use inverses='now'")
     return Refreshing(way == "aside", kept, how, plan.newton_schulz_up_to if plan else 0)
 
 
@@ -44,7 +41,7 @@ class Refreshing:
         due: at which step what is under way will be taken; None where nothing is.
     """
 
-    def __init__(self, aside: bool, kept: dict[int, Inverse | Eigen], how: str, newton_schulz_up_to: int) -> None:
+    def __init__(self, aside: bool, kept: dict[int, Inverse], how: str, newton_schulz_up_to: int) -> None:
         self.aside = aside
         self.due: int | None = None
         self._kept, self._how, self._newton_schulz_up_to = kept, how, newton_schulz_up_to

@@ -1,4 +1,4 @@
-"""Inverses and eigenbases of damped symmetric matrices: batched by shape, with a way out where a factorisation fails.
+"""Inverses of damped symmetric matrices: batched by shape, with a way out where a factorisation fails.
 
 Owns how one matrix is inverted and what happens if that fails, now or in the background. Knows nothing of layers,
 ranks or periods. A vector stands for a diagonal matrix everywhere here.
@@ -272,49 +272,6 @@ def _eigen(stack: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _COMPUTE = {"diagonal": _diagonal, "cholesky": _cholesky, "newton-schulz": _newton_schulz, "eigen": _eigen}
-
-
-def eigenbases(
-    matrices: Sequence[Tensor], *, out_dtype: torch.dtype | None = None
-) -> list[tuple[Tensor, Tensor] | None]:
-    """Eigenvalues (ascending, not below 0) and eigenvectors (in columns) of symmetric positive semi-definite matrices.
-
-    Batched by shape as `inverses` is; a matrix that fails is tried alone, in double precision, on the CPU. None where
-    a matrix is not finite. A vector has its own values and no vectors of its own: its second part is empty.
-    """
-    _check_matrices(matrices)
-    found: dict[int, tuple[Tensor, Tensor] | None] = {}
-    for places in _alike(matrices):
-        first = matrices[places[0]]
-        out = out_dtype or first.dtype
-        with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
-            dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
-            for chunk in _chunks(places, first.shape, dtype):
-                bases = _bases([matrices[place] for place in chunk], dtype)
-                for place, basis in zip(chunk, bases, strict=True):
-                    found[place] = basis and (basis[0].to(out, copy=True), basis[1].to(out, copy=True))
-    return [found[place] for place in range(len(matrices))]
-
-
-def _bases(matrices: list[Tensor], dtype: torch.dtype) -> list[tuple[Tensor, Tensor] | None]:
-    stack = torch.stack([matrix.to(dtype) for matrix in matrices])
-    finite = stack.isfinite().flatten(1).all(1)
-    stack = _without(stack, ~finite)
-    both = [(values.clamp_min(0), values.new_empty(0)) for values in stack] if stack.dim() == 2 else _eigh(stack)
-    return [basis if good else None for basis, good in zip(both, finite.tolist(), strict=True)]
-
-
-def _eigh(stack: Tensor) -> list[tuple[Tensor, Tensor]]:
-    try:
-        values, vectors = torch.linalg.eigh(stack)
-        return list(zip(values.clamp_min(0).unbind(), vectors.unbind(), strict=True))
-    except _FAILURES:
-        if len(stack) > 1:
-            return [basis for one in stack for basis in _eigh(one[None])]
-        if stack.dtype != torch.float64 or stack.device.type != "cpu":
-            [(values, vectors)] = _eigh(stack.to("cpu", torch.float64))
-            return [(values.to(stack), vectors.to(stack))]
-        raise
 
 
 # ---- large dimensions ------------------------------------------------------------------------------------------------

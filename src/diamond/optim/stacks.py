@@ -14,7 +14,7 @@ from torch import Tensor
 from diamond.optim import products
 from diamond.optim.blocks import NORM, Block
 from diamond.optim.lean import Rows
-from diamond.optim.precondition import Eigen, Inverse
+from diamond.optim.precondition import Inverse
 
 Pair = tuple[Tensor, Tensor | None]
 _LINED_UP = 64  # numbers: where a stack begins in memory
@@ -45,7 +45,7 @@ class Stack:
     def __init__(
         self,
         blocks: list[Block],
-        kept: dict[int, Inverse | Eigen],
+        kept: dict[int, Inverse],
         gradients: Tensor,
         values: Tensor,
         split: bool | None = None,
@@ -60,7 +60,7 @@ class Stack:
         self._may_split = split
         self.renew(kept)
 
-    def renew(self, kept: dict[int, Inverse | Eigen]) -> None:
+    def renew(self, kept: dict[int, Inverse]) -> None:
         """Take the inverses as they are now; those of several blocks become views of one tensor."""
         own = [kept[block.index] for block in self.blocks]
         self._operator = own[0] if len(own) == 1 else _joined(own, self._vector)
@@ -72,8 +72,6 @@ class Stack:
             one.a = self._part(whole.a, block)
             if one.g is not None and whole.g is not None:
                 one.g = self._part(whole.g, block)
-            if isinstance(one, Eigen) and isinstance(whole, Eigen):
-                one.moments = self._part(whole.moments, block)
 
     def apply(self, rows: Rows | None = None) -> None:
         """Turns the gradients into the values.
@@ -83,7 +81,7 @@ class Stack:
         """
         if self._sides is not None:
             self._apply_split(*self._sides)
-        elif rows is not None and isinstance(self._operator, Inverse):
+        elif rows is not None:
             self._operator.apply_to_rows(rows.inputs, rows.slopes, self.values)
         else:
             self._operator.apply(self.gradients, self.values)
@@ -103,7 +101,7 @@ class Stack:
 
     def _splits(self) -> bool:
         whole, first = self._operator, self.blocks[0]
-        if not isinstance(whole, Inverse) or whole.g is None or self._may_split is not None:
+        if whole.g is None or self._may_split is not None:
             return bool(self._may_split)
         a_side = 0 if first.a_diagonal else whole.a.shape[-1]
         return whole.g.is_cuda and bool(products.pays(self._copies, first.g, first.a, whole.g.shape[-1], a_side))
@@ -163,32 +161,26 @@ def lined_up(rooms: Iterable[int]) -> tuple[list[int], int]:
     return begins, end
 
 
-def _joined(own: list[Inverse | Eigen], vector: bool) -> Inverse | Eigen:
+def _joined(own: list[Inverse], vector: bool) -> Inverse:
     a = torch.cat([one.a for one in own], dim=1 if vector else 0)
     g = None if vector else torch.cat([one.g for one in own if one.g is not None])
-    first = own[0]
-    if isinstance(first, Eigen):
-        assert g is not None
-        return Eigen(a, g, torch.cat([one.moments for one in own if isinstance(one, Eigen)]), first.damping)
     return Inverse(a, g)
 
 
-def alike(blocks: Iterable[Block], kept: dict[int, Inverse | Eigen], alone: Container[int] = ()) -> list[list[Block]]:
+def alike(blocks: Iterable[Block], kept: dict[int, Inverse], alone: Container[int] = ()) -> list[list[Block]]:
     """Which can be in one stack; a block like no other, and those that shall be, are alone."""
     found: dict[Hashable, list[Block]] = {}
     for block in blocks:
-        likeness = block.index if block.index in alone else _likeness(block, kept[block.index])
+        likeness = block.index if block.index in alone else _likeness(block)
         found.setdefault(likeness, []).append(block)
     return list(found.values())
 
 
-def _likeness(block: Block, kept: Inverse | Eigen) -> Hashable:
+def _likeness(block: Block) -> Hashable:
     if block.kind == NORM:
         return NORM
     shape = block.g, block.a, block.g_pieces, block.a_pieces, block.columns_first
-    if type(kept) is Eigen:
-        return "eigen", *shape, kept.damping
-    return shape if type(kept) is Inverse and not block.a_diagonal else block.index
+    return block.index if block.a_diagonal else shape
 
 
 def finite(step: Tensor) -> Tensor:

@@ -112,14 +112,6 @@ def output_rows(use: Use, gradient: Tensor, sharing: str, thin: Thinning | None 
     return thin.rows(rows, block.g_shape[-1], scaled=True).float()
 
 
-def number_of_samples(use: Use, rows: int) -> int:
-    """That so many rows are of: rows of a sample stand together. As many as rows where that is not known."""
-    x = plain(use.inputs)
-    batched = x.dim() > 1 if use.block.kind == LINEAR else x.dim() == use.block.weight.dim()
-    samples = len(x) if batched else 1
-    return samples if rows % max(samples, 1) == 0 else rows
-
-
 def vocabulary_sums(use: Use, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """For a table of words: sums for its diagonal over words and for its matrices over the width of a word.
 
