@@ -243,6 +243,7 @@ WITHOUT_BODY = (
     "/{rule_id}/test",
     "/refuse",
     "/approve",
+    "/decline",
     "/{name}/enable",
     "/{name}/disable",
     "/rerun",
