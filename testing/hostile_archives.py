@@ -197,11 +197,13 @@ def _outcome(folder: Path, action: Callable[[Path], object]) -> Outcome:
 
 
 def _listing(folder: Path) -> dict[str, str]:
-    """Everything but the case's own folder; what no longer can be listed is empty."""
+    """Everything but the case's own folder."""
     found = {}
-    for path in folder.parent.rglob("*"):
-        if folder / "case" not in (path, *path.parents):
-            found[str(path)] = path.read_text() if path.is_file() and not path.is_symlink() else "folder"
+    for current, folders, names in os.walk(folder.parent):
+        if current == str(folder):
+            folders.remove("case")
+        found[current] = "folder"
+        found |= {path: Path(path).read_text() for name in names if os.path.isfile(path := f"{current}/{name}")}
     return found
 
 
