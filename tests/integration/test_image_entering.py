@@ -318,6 +318,7 @@ cat ../../../token "$DIAMOND_RUN_DIR/../../token"
 ln -s "$agent/token" link; cat link
 ln -s "$agent" folder; cat folder/token
 for process in /proc/[0-9]*; do cat "$process/root$agent/token" "$process/cwd/token"; done
+for open in /proc/[0-9]*/fd/*; do cat "$open$agent/token" "$open/token" "$open/../token" "$open/../../token"; done
 ls "$agent/jobs" | grep -qx job_other && echo STOLEN: other jobs
 umount "$agent"; umount -l "$DIAMOND_RUN_DIR"; cat "$agent/token"
 unshare --user --map-root-user --mount sh -c 'umount "$0"; cat "$0/token"' "$agent"
@@ -326,6 +327,9 @@ if [ "$3" = guest ]; then
   for process in /proc/[0-9]*; do grep -az "TAKEN=" "$process/environ"; done
   kill -9 "$4"
   ls -A "$home/.ssh" | grep -q . && echo STOLEN: keys
+  for socket in /run/munge/* /run/docker.sock /run/podman/* /run/user/* /run/dbus/*; do
+    if [ -e "$socket" ]; then echo "STOLEN: $socket"; fi
+  done
 fi
 echo 'allow_others = true' > "$agent/policy.toml"
 mkdir -p "$agent" && echo 'allow_others = true' > "$agent/policy.toml"
