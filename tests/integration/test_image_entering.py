@@ -318,6 +318,7 @@ cat ../../../token "$DIAMOND_RUN_DIR/../../token"
 ln -s "$agent/token" link; cat link
 ln -s "$agent" folder; cat folder/token
 for process in /proc/[0-9]*; do cat "$process/root$agent/token" "$process/cwd/token"; done
+for open in /proc/[0-9]*/fd/*; do cat "$open$agent/token" "$open/token" "$open/../token" "$open/../../token"; done
 ls "$agent/jobs" | grep -qx job_other && echo STOLEN: other jobs
 umount "$agent"; umount -l "$DIAMOND_RUN_DIR"; cat "$agent/token"
 unshare --user --map-root-user --mount sh -c 'umount "$0"; cat "$0/token"' "$agent"
@@ -326,6 +327,9 @@ if [ "$3" = guest ]; then
   for process in /proc/[0-9]*; do grep -az "TAKEN=" "$process/environ"; done
   kill -9 "$4"
   ls -A "$home/.ssh" | grep -q . && echo STOLEN: keys
+  for socket in /run/munge/* /run/docker.sock /run/podman/* /run/user/* /run/dbus/*; do
+    if [ -e "$socket" ]; then echo "STOLEN: $socket"; fi
+  done
 fi
 echo 'allow_others = true' > "$agent/policy.toml"
 mkdir -p "$agent" && echo 'allow_others = true' > "$agent/policy.toml"
@@ -479,3 +483,25 @@ def test_an_owners_task_is_lent_the_library_to_read(account: Account) -> None:
     done = place.run(inside, "--", "python3", "-c", program, library, HOME=account.home)
     assert done.stdout.startswith(f"{library}/"), done.stderr
     assert place.outside(Path(library)).read_bytes() == onefile.build()
+
+
+@pytest.mark.parametrize("is_guest", [False, True], ids=["owner", "guest"])
+@pytest.mark.parametrize("is_shown", [False, True], ids=["away", "shown"])
+def test_an_agent_that_is_reached_by_a_link_is_hidden_too(account: Account, is_guest: bool, is_shown: bool) -> None:
+    """Its home lies on another file system, which tasks may be shown, and is called by a link in the account's."""
+    place, name = account.place, f"agent-{int(is_guest)}{int(is_shown)}-{Path(account.agent).name}"
+    away, way = ("/scratch", "../../scratch") if place.kind != "podman" else (f"{Path(account.home).parent}", "..")
+    made = place.outside(Path(f"{away}/{name}/jobs"))
+    made.mkdir(parents=True)
+    (made.parent / "token").write_text(TOKEN)
+    os.symlink(f"{way}/{name}", link := place.outside(Path(f"{account.home}/{name}")))
+    for path in (made.parent, made, made.parent / "token", link):
+        os.chown(path, place.uid, place.uid, follow_symlinks=False)
+    place.folder = linked = f"{account.home}/{name}"
+    shown = (away,) if is_shown else ()
+    around = Surroundings(home=account.home, hidden=(linked,), binds=shown, guest_binds=shown)
+    inside = place.stage("linked", "true", is_guest=is_guest, around=around)
+    text = f"cat {linked}/token {away}/{name}/token; ls {away}/{name}/jobs; echo made > made && echo well"
+    done = place.run(inside, "--", "sh", "-c", text, HOME=account.home)
+    assert done.stdout.endswith("well\n") and TOKEN not in done.stdout, (done.stdout, done.stderr)
+    assert (place.outside(inside.work) / "made").is_file()
