@@ -91,7 +91,7 @@ def authority(server: Server) -> Response:
     "/api/v1/agent/me",
     summary="Who this agent is",
     description="And whether its version is the server's.",
-    responses=returns(AgentSelf, "What the server knows of it.") | USER_FAILS | fails(NotFound),
+    responses=returns(AgentSelf, "What the server knows of it.") | AGENT_FAILS | fails(NotFound),
 )
 def me(agent: Agent, ctx: Ctx) -> Response:
     return Json(dataclasses.replace(enrolment.me(ctx, agent), agent_sha256=onefile.digest()))
@@ -103,7 +103,7 @@ def me(agent: Agent, ctx: Ctx) -> Response:
     description="The SHA-256 of a token that the agent made and will use from now on. Both work until the new one is "
     "confirmed. Safe to repeat.",
     status_code=204,
-    responses=USER_FAILS | fails(Conflict),
+    responses=AGENT_FAILS | fails(Conflict),
     openapi_extra=takes(NewToken),
 )
 def next_token(agent: Agent, ctx: Ctx, body: Body) -> Response:
@@ -116,7 +116,7 @@ def next_token(agent: Agent, ctx: Ctx, body: Body) -> Response:
     summary="Confirm a token by using it",
     description="Every other token of the endpoint dies now. Safe to repeat. Takes no body.",
     status_code=204,
-    responses=USER_FAILS,
+    responses=AGENT_FAILS,
 )
 def confirm_token(request: Request, agent: Agent, server: Server) -> Response:
     enrolment.confirm_token(server.ctx, agent, bearer_token(request.headers.get("authorization")))
