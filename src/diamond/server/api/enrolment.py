@@ -17,7 +17,7 @@ from diamond.core.enrolment import AGENT_FILE, AGENT_PATH, CA_PATH, AgentSelf, E
 from diamond.core.errors import Conflict, InvalidInput, NotFound, RateLimited, Unauthenticated
 from diamond.server.api.answers import Json, attachment
 from diamond.server.api.bodies import json_object
-from diamond.server.api.documents import OPEN, USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, OPEN, USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Agent, Body, Ctx, Server
 from diamond.server.auth import bearer_token, client_address
 from diamond.server.runtime import Runtime
