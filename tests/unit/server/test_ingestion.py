@@ -66,10 +66,24 @@ def test_one_job_does_not_use_up_what_others_may_send(ingestion: Ingestion, cloc
     assert ingestion.takes("job_a", 1)
 
 
+def test_introductions_are_few(ingestion: Ingestion, clock: Clock) -> None:
+    def introduced() -> int:
+        for number in range(100):
+            try:
+                ingestion.hello("end_a")
+            except RateLimited:
+                return number
+        return 100
+
+    assert introduced() == 30
+    clock.advance(60)
+    assert 10 <= introduced() <= 13
+
+
 def test_many_keys_are_forgotten_in_time(ingestion: Ingestion, clock: Clock) -> None:
     for number in range(30_000):
         ingestion.call(f"end_{number}")
-        clock.advance(0.01)
+        clock.advance(0.1)
     assert len(ingestion._left) <= 20_000
 
 

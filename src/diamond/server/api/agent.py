@@ -15,7 +15,7 @@ from diamond.core.errors import Conflict, InstallationProblem, NotFound, Protoco
 from diamond.core.secrets import JobSecrets
 from diamond.core.wire import INSTANCE_HEADER, DesiredState, Hello, Report, ReportAck, Welcome
 from diamond.server.api.answers import Json
-from diamond.server.api.documents import USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, fails, returns, takes
 from diamond.server.api.runtime import MAX_CURSOR, Agent, Body, Ctx, Server
 from diamond.server.api.shells import take_over
 from diamond.server.runtime import MAX_WAIT_S
@@ -31,10 +31,11 @@ Instance = Annotated[
     "/hello",
     summary="Introduce an agent",
     description="Once per start, and whenever the endpoint's facts change.",
-    responses=returns(Welcome, "Who you are, and the server's epoch.") | USER_FAILS | fails(ProtocolError, Conflict),
+    responses=returns(Welcome, "Who you are, and the server's epoch.") | AGENT_FAILS | fails(ProtocolError, Conflict),
     openapi_extra=takes(Hello),
 )
 def hello(agent: Agent, ctx: Ctx, body: Body, instance: Instance = "") -> Response:
+    ctx.ingestion.hello(agent)
     return Json(agents.hello(ctx, agent, decode(Hello, body), instance))
 
 
@@ -42,7 +43,7 @@ def hello(agent: Agent, ctx: Ctx, body: Body, instance: Instance = "") -> Respon
     "/desired",
     summary="Ask what should be",
     description="Orders that changed after `since`; all live ones for 0 or another epoch. `wait_s` waits for one.",
-    responses=returns(DesiredState, "What should be.") | USER_FAILS | fails(Conflict),
+    responses=returns(DesiredState, "What should be.") | AGENT_FAILS | fails(Conflict),
 )
 async def desired(
     request: Request,
@@ -82,7 +83,7 @@ async def desired(
     description="The values of the secrets that a live job of this endpoint names, when it is about to begin. Recorded "
     "in the audit log.",
     responses=returns(JobSecrets, "The values; never to be kept but for the job.")
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(NotFound, Conflict, InstallationProblem),
 )
 def job_secrets(agent: Agent, ctx: Ctx, job_id: str, instance: Instance = "") -> Response:
@@ -94,7 +95,7 @@ def job_secrets(agent: Agent, ctx: Ctx, job_id: str, instance: Instance = "") ->
     summary="Take leave",
     description="The agent stops on purpose; its jobs go on and are found again at its next start. Takes no body.",
     status_code=204,
-    responses=USER_FAILS | fails(Conflict),
+    responses=AGENT_FAILS | fails(Conflict),
 )
 def goodbye(agent: Agent, ctx: Ctx, instance: Instance = "") -> Response:
     agents.goodbye(ctx, agent, instance)
@@ -106,7 +107,7 @@ def goodbye(agent: Agent, ctx: Ctx, instance: Instance = "") -> Response:
     summary="Report what is",
     description="States, log and metric bytes with their offsets, and the endpoint's use. Safe to repeat.",
     responses=returns(ReportAck, "What the server now holds.")
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(ProtocolError, TooLarge, StorageFull, Conflict),
     openapi_extra=takes(Report),
 )

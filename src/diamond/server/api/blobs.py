@@ -27,7 +27,7 @@ from diamond.core.errors import (
     TooLarge,
 )
 from diamond.server.api.answers import FileAnswer, Json
-from diamond.server.api.documents import USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Body, Ctx, Digest, Party, Server
 from diamond.server.api.schemas import BlobQuery, MissingBlobs, PackStored, UploadState
 from diamond.server.limits import drain
@@ -51,7 +51,7 @@ _HEAD_BYTES = _HEX_CHARS + _LENGTH_BYTES
     summary="Ask which blobs are missing",
     description="Of these digests, those that you have not sent completely yet, with how much of each you have. What "
     "others sent counts as missing: it is kept once, but has to be sent to be yours.",
-    responses=returns(MissingBlobs, "The missing ones.") | USER_FAILS | fails(TooLarge),
+    responses=returns(MissingBlobs, "The missing ones.") | AGENT_FAILS | fails(TooLarge),
     openapi_extra=takes(BlobQuery),
 )
 def missing_blobs(party: Party, ctx: Ctx, body: Body) -> Response:
@@ -70,7 +70,7 @@ def missing_blobs(party: Party, ctx: Ctx, body: Body) -> Response:
     description="Bytes from `offset` on, of `total` altogether. Resumable: what arrived before a broken connection is "
     "kept, and `received` says where to go on. A gap stores nothing and answers how much is held.",
     responses=returns(UploadState, "How far the upload is.")
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(Forbidden, QuotaExceeded)
     | fails(DigestMismatch, StorageFull),
     openapi_extra=takes("application/octet-stream"),
@@ -131,7 +131,7 @@ async def put_blob(
     description="The body is a sequence of frames: 64 hex characters of the SHA-256, 8 bytes of length (big-endian), "
     "the bytes. A frame holds at most 8 MiB. Frames before a faulty one are kept.",
     responses=returns(PackStored, "How many were stored.")
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(Forbidden, QuotaExceeded)
     | fails(TooLarge, DigestMismatch, StorageFull),
     openapi_extra=takes("application/octet-stream"),
@@ -252,7 +252,7 @@ def _head(head: bytes, number: int) -> tuple[str, int]:
     "need it. A `Range` of bytes is honoured.",
     responses=returns("application/octet-stream", "The bytes.")
     | returns("application/octet-stream", "The range asked for.", status=206)
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(NotFound),
 )
 def get_blob(party: Party, ctx: Ctx, digest: Digest) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from diamond.core.bundles import Manifest
 from diamond.core.errors import Forbidden, NotFound, QuotaExceeded, StorageFull, TooLarge
 from diamond.server.api.answers import Json
-from diamond.server.api.documents import USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Body, Ctx, Digest, Party, User
 from diamond.server.api.schemas import BundleAnswer
 from diamond.server.services import bundles, holdings
@@ -36,7 +36,7 @@ def register_bundle(user: User, ctx: Ctx, body: Body) -> Response:
     summary="Read a bundle's manifest",
     description="For users who registered it, or may see a task or an image that holds it, and for agents whose jobs "
     "need it.",
-    responses=returns(Manifest, "The manifest.") | USER_FAILS | fails(NotFound),
+    responses=returns(Manifest, "The manifest.") | AGENT_FAILS | fails(NotFound),
 )
 def get_bundle(party: Party, ctx: Ctx, digest: Digest) -> Response:
     if not holdings.may_read(ctx, party, digest):

@@ -88,6 +88,7 @@ def takes(kind: type | str, description: str = "") -> dict[str, Any]:
 
 OPEN: dict[str, Any] = {"security": []}  # openapi_extra of a route that needs no token
 USER_FAILS = fails(errors.Unauthenticated, errors.Forbidden, errors.InvalidInput, errors.Unavailable)
+AGENT_FAILS = USER_FAILS | fails(errors.RateLimited)
 
 
 @cache

@@ -17,7 +17,7 @@ from diamond.core.enrolment import AGENT_FILE, AGENT_PATH, CA_PATH, AgentSelf, E
 from diamond.core.errors import Conflict, InvalidInput, NotFound, RateLimited, Unauthenticated
 from diamond.server.api.answers import Json, attachment
 from diamond.server.api.bodies import json_object
-from diamond.server.api.documents import OPEN, USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, OPEN, USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import Agent, Body, Ctx, Server
 from diamond.server.auth import bearer_token, client_address
 from diamond.server.runtime import Runtime
@@ -91,7 +91,7 @@ def authority(server: Server) -> Response:
     "/api/v1/agent/me",
     summary="Who this agent is",
     description="And whether its version is the server's.",
-    responses=returns(AgentSelf, "What the server knows of it.") | USER_FAILS | fails(NotFound),
+    responses=returns(AgentSelf, "What the server knows of it.") | AGENT_FAILS | fails(NotFound),
 )
 def me(agent: Agent, ctx: Ctx) -> Response:
     return Json(dataclasses.replace(enrolment.me(ctx, agent), agent_sha256=onefile.digest()))
@@ -103,7 +103,7 @@ def me(agent: Agent, ctx: Ctx) -> Response:
     description="The SHA-256 of a token that the agent made and will use from now on. Both work until the new one is "
     "confirmed. Safe to repeat.",
     status_code=204,
-    responses=USER_FAILS | fails(Conflict),
+    responses=AGENT_FAILS | fails(Conflict),
     openapi_extra=takes(NewToken),
 )
 def next_token(agent: Agent, ctx: Ctx, body: Body) -> Response:
@@ -116,7 +116,7 @@ def next_token(agent: Agent, ctx: Ctx, body: Body) -> Response:
     summary="Confirm a token by using it",
     description="Every other token of the endpoint dies now. Safe to repeat. Takes no body.",
     status_code=204,
-    responses=USER_FAILS,
+    responses=AGENT_FAILS,
 )
 def confirm_token(request: Request, agent: Agent, server: Server) -> Response:
     enrolment.confirm_token(server.ctx, agent, bearer_token(request.headers.get("authorization")))

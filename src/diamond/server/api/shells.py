@@ -19,7 +19,7 @@ from diamond.core.codec import decode
 from diamond.core.errors import Conflict, DiamondError, NotFound, PolicyRefused, ProtocolError, TooLarge
 from diamond.core.shells import MAX_CHUNK_BYTES, NewShell, Shell, ShellEnd, ShellReceived
 from diamond.server.api.answers import Json
-from diamond.server.api.documents import USER_FAILS, fails, returns, takes
+from diamond.server.api.documents import AGENT_FAILS, USER_FAILS, fails, returns, takes
 from diamond.server.api.runtime import MAX_CURSOR, Agent, Body, Server, User
 from diamond.server.auth import require_agent
 from diamond.server.runtime import MAX_WAIT_S, Runtime
@@ -110,7 +110,7 @@ async def write_input(
     summary="Read a shell's output",
     description="Bytes of the output stream from `offset` on, as soon as there are any. `Diamond-Eof: 1` says that the "
     "shell is over and nothing follows these.",
-    responses=returns("application/octet-stream", "Frames.") | USER_FAILS | fails(NotFound, ProtocolError),
+    responses=returns("application/octet-stream", "Frames.") | AGENT_FAILS | fails(NotFound, ProtocolError),
 )
 async def read_output(
     request: Request, user: User, server: Server, shell_id: str, offset: From = 0, wait_s: Wait = 10
@@ -127,7 +127,7 @@ async def read_output(
     summary="Send a shell's output",
     description="As a client sends input. 404: the shell is over, and what runs in it is to be ended.",
     responses=returns(ShellReceived, "How much of the stream is here.")
-    | USER_FAILS
+    | AGENT_FAILS
     | fails(NotFound, Conflict, TooLarge),
     openapi_extra=takes("application/octet-stream"),
 )
@@ -142,7 +142,7 @@ async def write_output(
     "/shells/{shell_id}/input",
     summary="Read a shell's input",
     description="As a client reads output. The first agent process to ask has taken the shell up.",
-    responses=returns("application/octet-stream", "Frames.") | USER_FAILS | fails(NotFound, Conflict, ProtocolError),
+    responses=returns("application/octet-stream", "Frames.") | AGENT_FAILS | fails(NotFound, Conflict, ProtocolError),
 )
 async def read_input(
     request: Request, agent: Agent, server: Server, shell_id: str, runner: Runner, offset: From = 0, wait_s: Wait = 10
@@ -159,7 +159,7 @@ async def read_input(
     status_code=204,
     summary="Report a shell's end",
     description="After its last output. Safe to repeat.",
-    responses=USER_FAILS | fails(Conflict),
+    responses=AGENT_FAILS | fails(Conflict),
     openapi_extra=takes(ShellEnd),
 )
 async def end_shell(agent: Agent, server: Server, shell_id: str, runner: Runner, body: Body) -> Response:

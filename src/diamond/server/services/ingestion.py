@@ -24,6 +24,9 @@ from diamond.server.services.allowances import Caps
 _MAX_KEYS = 20_000
 _LOOK_EVERY_S = 1.0
 _RETRY_S = 15.0
+_HELLOS_PER_S = 0.2
+_HELLOS_AT_ONCE = 30.0
+_FORGET_S = 300.0  # by then whoever was quiet may send as much as at first
 RESERVE_FRACTION = 20  # of a small file system, no more than this part is kept free
 BURST_S = 8.0  # so many seconds' worth may come at once
 
@@ -48,6 +51,16 @@ class Ingestion:
         wait_s = self._wait("calls", endpoint_id, 1, self._caps.calls_per_s)
         if wait_s:
             raise _too_fast(f"this endpoint's agent calls more than {self._caps.calls_per_s:g} times a second", wait_s)
+
+    def hello(self, endpoint_id: str) -> None:
+        """An agent introduces itself, which it does at its start and when its facts change; taking them in is work.
+
+        Raises:
+            RateLimited: it has done so too often lately.
+        """
+        wait_s = self._wait("hello", endpoint_id, 1, _HELLOS_PER_S, burst=_HELLOS_AT_ONCE)
+        if wait_s:
+            raise _too_fast("this endpoint's agent introduces itself again and again", wait_s)
 
     def report(self, endpoint_id: str, num_bytes: int) -> None:
         """An agent sends bytes of streams.
@@ -89,17 +102,18 @@ class Ingestion:
             self._free = (now, free)
         return free
 
-    def _wait(self, what: str, key: str, amount: float, rate: float) -> float:
+    def _wait(self, what: str, key: str, amount: float, rate: float, *, burst: float | None = None) -> float:
         """Take so much of what may come; or, where that is used up, how many seconds until there is some again.
 
         What is left may become less than nothing: one report, however large, is never too large.
         """
         now = self._clock()
+        most = rate * BURST_S if burst is None else burst
         with self._lock:
             if len(self._left) >= _MAX_KEYS:
-                self._left = {known: (left, at) for known, (left, at) in self._left.items() if now - at < 2 * BURST_S}
-            left, at = self._left.get((what, key), (rate * BURST_S, now))
-            left = min(rate * BURST_S, left + (now - at) * rate)
+                self._left = {known: (left, at) for known, (left, at) in self._left.items() if now - at < _FORGET_S}
+            left, at = self._left.get((what, key), (most, now))
+            left = min(most, left + (now - at) * rate)
             if left <= 0:
                 return max(0.1, -left / rate)
             self._left[what, key] = (left - amount, now)
