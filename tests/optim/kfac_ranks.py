@@ -419,11 +419,29 @@ def uninterrupted() -> dict[str, Any]:
     return found
 
 
+def clipped_steps() -> dict[str, Any]:
+    """Whole batches and two pieces of them, with gradients clipped from the second step on, and not."""
+    found = {}
+    for pieces in (1, 2):
+        for clip in (None, 0.02):
+            model = ddp(Net())
+            optimizer = KFAC(model, curvature="ggn-exact", damping=DAMPING)
+            for step in range(8):
+                optimizer.zero_grad()
+                for x, y in zip(*(one.chunk(pieces) for one in mine(0)), strict=True):
+                    (F.mse_loss(model(x), y) / pieces).backward()
+                if clip and step:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+            found[f"{pieces} {clip}"] = weights(model)
+    return found
+
+
 SCENES = {
     one.__name__: one
     for one in (
         every_mode, drift, uneven, experts, static_graph, spread_models, fsdp_options, refused, compressed, continued,
-        not_finite, split_and_aside, two, four,
+        not_finite, split_and_aside, two, four, clipped_steps,
     )
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ _SETTLING = 4  # steps from the beginning, by which periods grow by one at least
 _SETTLING_UNMEASURED = 10  # likewise, where nothing is measured that might say that they can be longer
 _PATIENT = 3  # how often in a row no length may be found, before the fallback takes the steps
 _UNCLIPPED = 1.0
-_BRAKE_ON, _BRAKE_OFF = 0.8, 1.25  # where a new batch finds the last step too long, and where it does not
+_BRAKE_ON, _BRAKE_OFF = 0.6, 1.25  # where a new batch finds the last step too long, and where it does not
 _CAREFUL = 0.03  # lr where it can be neither measured nor is given
 _LENGTHS_EVERY = 4  # times the period of the factors, once what is measured stays much the same
 _STALE = 0.7  # of a length that was measured with another batch
@@ -313,9 +313,10 @@ class KFAC(Optimizer):
             clipped = at_hand if looking else self._watch.take()
             if clipped is not None and (at_hand < 1 or self._watch.on):
                 direction.unclip(clipped)
-                brake = self._braked(direction.parameters, clipped)
             if measuring := looking and self._due(direction.along):
                 self._measure(seen, direction, at_hand)
+            if clipped is not None and (at_hand < 1 or self._watch.on):
+                brake = self._braked(direction.parameters, clipped)
         stuck = self.measures and self._stuck >= _PATIENT
         taken_care_of = [] if stuck else direction.parameters  # what has no curvature yet is the fallback's, too
         fallbacks.step(self._fallback, taken_care_of, rest["lr"])
@@ -429,11 +430,14 @@ class KFAC(Optimizer):
 
         Lengths are measured on the batch that the direction comes from. Where batches are small and differ, both fit
         its noise, and clipping, which made steps shorter, was what kept them from harm. Whether that is so shows where
-        the next batch slopes along the last step: upwards, if it went too far.
+        the next batch slopes along the last step: upwards, if it went too far. Until that is known, clipping counts in
+        full; of the same batch over and over there is nothing to learn, and nothing to fear.
         """
         least = torch.as_tensor(clipped, device=parameters[0].device)
         if self._brake is None:
             self._brake = least.clone()
+        if self.lengths.still:
+            return torch.ones_like(least)
         pairs = [(self.state[one].get("last_step"), one.grad) for one in parameters]
         last, gradients = [one for one, _ in pairs if one is not None], [one for _, one in pairs if one is not None]
         if len(last) < len(pairs) or len(gradients) < len(pairs):
