@@ -6,7 +6,7 @@ Both begin at nothing: what there is already is counted by the server when it st
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0014"
+revision = "0013"
 down_revision = "0012"
 
 
