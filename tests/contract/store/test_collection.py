@@ -321,7 +321,7 @@ def test_killed_between_the_file_and_the_rows(world: World, monkeypatch: pytest.
 def test_ours_and_what_is_unknown_here_stay(world: World) -> None:
     built_in = next(each for each in gallery.all_of_them().values() if each.manifest)
     gallery.put_in_place(world.ctx, built_in)
-    holdings.give(world.ctx, world.user_id, built_in.files)
+    holdings.give(world.ctx, world.user_id, list(built_in.files))
     world.ctx.blobs.put_bytes(digest_of(b"of another database"), b"of another database")
     world.pass_days(100)
     assert world.collect() == NOTHING

@@ -139,6 +139,9 @@ def test_uploads_are_counted_once_and_refused_before_they_are_taken(world: World
             await launch(client)
             assert (await put(agent)).status_code == 403
             agents.desired(world.ctx, world.endpoint_id, world.ctx.epoch, 0)
+            full = await put(agent)
+            assert (full.status_code, full.json()["error"]["code"]) == (403, "quota_exceeded")
+            await client.put("/api/v1/quotas/every-user/all", json={"storage_bytes": 2000})
             assert (await put(agent)).json() == {"received": 1500, "complete": True}
         assert await stored(client) == 400
         await client.delete("/api/v1/quotas/every-user/all")
