@@ -28,7 +28,7 @@ from diamond.core.wire import Report, StreamChunk
 from diamond.server.app import create_app
 from diamond.server.hub import Hub
 from diamond.server.main import make_context, open_database
-from diamond.server.services import accounts, agents, bootstrap, codes, sessions, tokens
+from diamond.server.services import accounts, agents, bootstrap, codes, endpoint_shares, sessions, tokens
 from diamond.server.services.context import Context
 from diamond.server.settings import Settings, load_settings
 from diamond.server.store.identity_models import IdentityRow
@@ -140,6 +140,10 @@ class Installation:
         self.ask("PUT", "/api/v1/projects/pde/endpoints/alpha")
         self.ask("POST", "/api/v1/endpoints", {"name": "idle"})
         self.ask("PUT", "/api/v1/projects/pde/endpoints/idle")
+        frank = accounts.create(ctx, name="frank", password=PASSWORD)
+        self.ask("PUT", "/api/v1/projects/pde/members/frank", {"role": "member"})
+        ImageAgent(ctx, frank.id, "offered")
+        endpoint_shares.share(ctx, frank.id, "pde", "offered")
         self.codes["enrolment"] = self.ask("POST", "/api/v1/endpoints/idle/enrolment")["code"]
         invited = self.ask("POST", "/api/v1/invitations", {"name": "dave"}, "administrator")
         names["invitation_id"], self.codes["invitation"] = invited["id"], invited["code"]

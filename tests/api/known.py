@@ -41,6 +41,8 @@ def path_parameters(installation: Installation, path: str) -> dict[str, str]:
     """A value that exists for every parameter of `path`; KeyError names one nobody has thought of."""
     if path == "/api/v1/endpoints/{name}/transfer":
         return {"name": "idle"}  # what runs jobs does not change hands
+    if path == "/api/v1/projects/{project}/endpoints/{endpoint}/decline":
+        return {"project": "pde", "endpoint": "offered"}  # a member's, which waits
     wanted = [part[1:-1].removesuffix(":path") for part in path.split("/") if part.startswith("{")]
     found = {}
     for parameter in wanted:

@@ -113,18 +113,24 @@ def broken(policy: Policy, order: JobOrder, image_root: str) -> Iterator[str]:
 def _use(policy: Policy, image: ImageUse, image_root: str) -> Iterator[str]:
     if policy.containers_only and image.kind == "venv":
         yield "containers_only = true, and the task's image is a virtual environment, which contains nothing"
-    if policy.containers_only and image.kind in ("apptainer", "charliecloud") and _is_bare(image.path, image_root):
+    is_named = policy.path_roots is not None and is_under(image.path, policy.path_roots)
+    if policy.containers_only and not is_named and _is_bare(image, image_root):
         # Of `/` it is a container in name only.
-        yield f"containers_only = true, and {image.path[:200]} is a folder, and not among this endpoint's images"
+        yield (
+            f"containers_only = true, and {image.path[:200]} is a folder that neither is among this endpoint's images "
+            "nor lies in path_roots"
+        )
     yield from _allowed_builder(policy, image.kind)
     if image.kind not in _IN_OWN_STORE:
         yield from _path(policy, image.path, "as its image", image_root)
 
 
-def _is_bare(path: str, image_root: str) -> bool:
+def _is_bare(image: ImageUse, image_root: str) -> bool:
     """Whether it is a folder that no builder of this agent made or looked through."""
+    if image.kind not in ("apptainer", "charliecloud"):
+        return False
     store = os.path.join(image_root, "store") if image_root else ""
-    return os.path.isdir(path) and not (store and os.path.normpath(path).startswith(f"{store}/"))
+    return os.path.isdir(image.path) and not (store and os.path.normpath(image.path).startswith(f"{store}/"))
 
 
 def _modules(policy: Policy, order: JobOrder) -> Iterator[str]:

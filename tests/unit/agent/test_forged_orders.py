@@ -138,7 +138,7 @@ def test_no_folder_of_the_machine_is_an_image(tmp_path: Path, kind: str, path: s
     (tmp_path / "images/store/img_00000001/image").mkdir(parents=True)
     named = path.format(images=tmp_path / "images", outside=tmp_path / "outside")
     said = refusal("containers_only = true", order(image=replace(IMAGE, kind=kind, path=named)), f"{tmp_path}/images")
-    assert "is a folder, and not among" in said or "plain absolute path" in said
+    assert "is a folder that neither is among" in said or "plain absolute path" in said
     for inside in (f"{tmp_path}/images/store/img_00000001/image", "/elsewhere/file.sif"):
         asked = order(image=replace(IMAGE, kind=kind, path=inside))
         assert refusal("containers_only = true", asked, f"{tmp_path}/images") == ""

@@ -202,7 +202,7 @@ def test_unknown_metric_points_to_a_command(given: Given, capsys: pytest.Capture
 def test_metrics_in_bytes_and_single_samples(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
     raw = {"key": "sys/mem_bytes", "count": 1, "points": [[3, 2048, 2048, 2048, 2048]], "non_finite": 1}
     series = Series(key="sys/mem_bytes", stream="util", count=1, last_step=3, last_t=1, last_value=2048)
-    given(ended(), curve=Curve.of(raw), metrics=[series])
+    given(ended(), curve=Curve.of(raw), metrics=[series], metric_notes=())
     assert call("metrics", "train", "sys/mem_bytes") == 0
     out = capsys.readouterr().out
     assert out.startswith(
