@@ -56,7 +56,7 @@ class Speaker(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        self.layers = nn.Sequential(Layer(width), Layer(width))
+        self.layers = Layer(width)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -99,23 +99,27 @@ def train(model: nn.Module, optimizer: Any, texts: Iterator[Tensor], steps: int,
 
 
 def test_lengths_in_half_precision_are_those_of_single() -> None:
-    """Where training has come to short steps, too."""
+    """Also where most weights, by their size, have no part in the step: what counts is how far the step goes."""
     model, texts = Speaker(), sentences(16)
+    torch.manual_seed(0)
+    model.places = nn.Embedding(16_384, 32)
+    with torch.no_grad():
+        model.places.weight[CONTEXT:] *= 3
     optimizer = KFAC(model)
-    for _ in range(3):
-        train(model, optimizer, texts, 6, half=False)
+    for _ in range(2):
+        train(model, optimizer, texts, 5, half=False)
         words, found = next(texts), []
         for half in (False, True):
             twin, measuring = copy.deepcopy((model, optimizer))
-            measuring._lengths_at = measuring._factors_at = 0
+            measuring._lengths_at = 0
             measuring._curving.disarm()
             measuring._curving.arm(again=True)
-            measuring._along = None
             backward(twin, words, half)
             measuring.step()
-            found.append(measuring.lengths.step)
-        assert found[0] > 0
-        assert found[1] == pytest.approx(found[0], rel=0.25)
+            found.append(measuring.lengths)
+        single, halves = found
+        assert 0.5 < halves.step / single.step < 2
+        assert halves.ratio == pytest.approx(single.ratio, abs=0.3)
 
 
 def test_a_step_inside_autocast_is_the_step_outside() -> None:
@@ -139,8 +143,8 @@ def test_gradients_clipped_to_next_to_nothing_still_train(half: bool) -> None:
     model, texts = Speaker(), sentences(16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        losses = train(model, KFAC(model), texts, 60, half=half, clip=0.02)
-    assert sum(losses[-5:]) / 5 < losses[0] - 1.5
+        losses = train(model, KFAC(model), texts, 40, half=half, clip=0.002)
+    assert sum(losses[-5:]) / 5 < losses[0] - 2
 
 
 def test_clipping_changes_neither_lengths_nor_curvature() -> None:
@@ -176,7 +180,7 @@ def test_small_and_noisy_batches_do_not_diverge_where_gradients_are_clipped() ->
     optimizer = KFAC(model)
     brakes = []
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         losses += train(model, optimizer, texts, 1, clip=0.1)
         brakes.append(1.0 if optimizer._brake is None else float(optimizer._brake))
     assert 0.01 < min(brakes) < 0.5
@@ -188,42 +192,42 @@ def test_small_and_noisy_batches_do_not_diverge_where_gradients_are_clipped() ->
 
 
 def test_periods_are_kept_where_batches_differ() -> None:
-    model, texts = Speaker(), sentences()
+    """Small and large ones by turns, so that lengths never stay the same."""
+    model, small, large = Speaker(), sentences(1), sentences(32)
     optimizer = KFAC(model)
     looked, measured, inverted = 0, 0, 0
-    for _ in range(60):
+    for step in range(40):
         before = optimizer._lengths_at, optimizer._inverses_at
         looked += optimizer._curving.armed
-        train(model, optimizer, texts, 1, half=False)
+        train(model, optimizer, large if step % 2 else small, 1, half=False)
         measured += optimizer._lengths_at != before[0]
         inverted += optimizer._inverses_at != before[1]
-    assert 10 <= looked <= 25
-    assert 5 <= measured <= looked
-    assert 5 <= inverted <= looked
+    assert 8 <= looked <= 20
+    assert 4 <= measured <= looked
+    assert 4 <= inverted <= looked
 
 
 # ---- where no length lowers the loss ---------------------------------------------------------------------------------
 
 
-class Shaken(Speaker):
-    """Adds noise with dice of its own, which no repeated forward pass can throw the same way again."""
+class Fickle(Speaker):
+    """Answers otherwise when it is asked again without gradients, as K-FAC does to find out how far to go."""
 
-    amplitude = 0.0
+    shift = 0.0
 
     def forward(self, words: Tensor) -> Tensor:
         found = super().forward(words)
-        if not self.amplitude:
-            return found
-        self.dice = getattr(self, "dice", None) or torch.Generator().manual_seed(3)
-        return found + self.amplitude * torch.randn(found.shape, generator=self.dice)
+        if self.shift and not torch.is_grad_enabled():
+            found = found + torch.linspace(-self.shift, self.shift, VOCABULARY)
+        return found
 
 
 def test_where_no_length_is_found_the_fallback_steps_and_says_so() -> None:
-    model, texts = Shaken(), sentences()
+    model, texts = Fickle(), sentences()
     optimizer = KFAC(model, fallback=AdamW(lr=1e-2))
     train(model, optimizer, texts, 5, half=False)
     assert optimizer.lengths.step > 0
-    model.amplitude = 3.0
+    model.shift = 20.0
     highest = optimizer.damping
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -241,8 +245,8 @@ def test_where_no_length_is_found_the_fallback_steps_and_says_so() -> None:
         train(model, optimizer, texts, 1, half=False)
     moved = (weights(model) - before).abs()
     assert 0.005 < float(moved.median()) <= float(moved.max()) < 0.02
-    model.amplitude = 0.0
-    losses = train(model, optimizer, texts, 40, half=False)
+    model.shift = 0.0
+    losses = train(model, optimizer, texts, 25, half=False)
     assert optimizer._stuck == 0
     assert optimizer.lengths.step > 0
     assert losses[-1] < losses[0]

@@ -1,7 +1,8 @@
 """K-FAC on real ranks against one process with the whole batch: DDP, FSDP2, tensors spread, and who keeps what.
 
 What ranks add up in another order differs by float32's rounding, 1e-7; damping of 1e-2 lets an inverse enlarge it a
-hundredfold. Lengths are measured by differences a thousandth of the weights in size, which costs three more digits.
+hundredfold. Lengths are measured by differences of a ten-thousandth to a thousandth of the weights in size,
+which costs three to four more digits.
 """
 
 from __future__ import annotations

