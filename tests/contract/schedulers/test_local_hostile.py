@@ -114,15 +114,17 @@ def test_one_directory_that_fails_keeps_nothing_from_starting(bench: Any, monkey
     for job in (bad, worse, good):
         spool.save(spool.Spooled(submission=job, order=time.time_ns()))
     RunDir(bad.run_dir).exit.mkdir()
-    load = spool.load
+    load, conclude = spool.load, module.conclude
 
     def fail_one(run_dir: Path) -> Any:
         if run_dir == worse.run_dir:
             raise OverflowError("unforeseen")
         return load(run_dir)
 
-    def fail(*_: Any) -> Any:
-        raise OverflowError("unforeseen")
+    def fail(run_dir: Path, *more: Any) -> Any:
+        if run_dir == bad.run_dir:
+            raise OverflowError("unforeseen")
+        return conclude(run_dir, *more)
 
     monkeypatch.setattr(spool, "load", fail_one)
     monkeypatch.setattr(module, "conclude", fail)
